@@ -166,6 +166,9 @@ class Batch(_Rows):
     """i64[B]: number of the weights that sampled the row (the oldest, if several)."""
     valid: Tensor
     """bool[B]: False for a failed rollout, which leaves every statistic and has no action."""
+    truncated: Tensor
+    """bool[B]: True where the length budget ended the rollout, not the policy (T always exceeds the longest
+    row, so the critic's value after the last token, aligned at `lengths`, is there to bootstrap from)."""
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])

@@ -1,0 +1,60 @@
+"""Scalar heads on a Hugging Face backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from spaniel.errors import BadInput
+from spaniel.models.hf import load_backbone, save_model
+from spaniel.models.logprobs import values_for
+
+_HEAD_FILE = "value_head.safetensors"
+
+
+class ValueModel(nn.Module):
+    """A critic: V(state) = w . h(state) + b, on its own copy of the policy's backbone.
+
+    A new head starts at zero, so that the first values are 0 rather than noise and the first advantages are
+    those of the rewards alone.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def config(self) -> object:
+        return self.backbone.config
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Values f32[B, T], aligned with the tokens (see `models/logprobs.py`)."""
+        return values_for(self.backbone, self.head, tokens)
+
+
+def new_value_model(folder: str | Path) -> ValueModel:
+    """A value model with a fresh head on the backbone in `folder`."""
+    return ValueModel(load_backbone(folder)).eval()
+
+
+def save_value_model(model: ValueModel, folder: str | Path) -> None:
+    """The backbone as a Hugging Face folder, the head beside it."""
+    save_model(model.backbone, folder)
+    save_file({k: v.contiguous() for k, v in model.head.state_dict().items()}, str(Path(folder) / _HEAD_FILE))
+
+
+def load_value_model(folder: str | Path) -> ValueModel:
+    """The value model that `save_value_model` wrote; a folder without a head is refused, not given a new one."""
+    path = Path(folder) / _HEAD_FILE
+    if not path.is_file():
+        raise BadInput(f"value model {folder}: holds no {_HEAD_FILE}; expected a folder saved by Spaniel")
+    model = ValueModel(load_backbone(folder))
+    with torch.no_grad():
+        model.head.load_state_dict(load_file(str(path)))
+    return model.eval()
