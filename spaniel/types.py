@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+InputPath = Annotated[str, "a path of an input"]
+"""A path in a recipe; relative ones start in the recipe's folder."""
 
 Message = Mapping[str, str]
 """One chat message: `{"role": ..., "content": ...}`."""
@@ -140,10 +143,11 @@ class Rollout:
 class _Rows:
     """Tensors whose first dimension is B (or None): the common part of `Batch` and `Targets`."""
 
-    def take(self, rows: Tensor) -> Self:
-        """The same fields, only `rows` (i64[n]), in that order."""
+    def take(self, rows: Tensor, width: int | None = None) -> Self:
+        """The same fields, only `rows` (i64[n]), in that order; of [B, T] fields the first `width` positions."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return type(self)(**{name: None if x is None else x[rows] for name, x in values.items()})
+        taken = {name: None if x is None else x[rows] for name, x in values.items()}
+        return type(self)(**{n: x[:, :width] if x is not None and x.dim() == 2 else x for n, x in taken.items()})
 
 
 @dataclass(frozen=True)

@@ -93,3 +93,12 @@ def load_template(folder: str | Path) -> Template:
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"tokenizer folder {path}: cannot be loaded: {error}") from error
     return Template(tokenizer, str(path))
+
+
+def wrap_tokenizer(tokenizer: Any, *, eos: str, pad: str, chat_template: str) -> Any:
+    """A `tokenizers.Tokenizer` as a transformers one, which a Hugging Face folder can hold."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=eos, pad_token=pad, chat_template=chat_template
+    )

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from spaniel.errors import BadInput
-from spaniel.models.hf import load_backbone, save_model
+from spaniel.models.hf import config_of, load_backbone, save_model
 from spaniel.models.logprobs import values_for
 
 _HEAD_FILE = "value_head.safetensors"
@@ -25,7 +25,7 @@ class ValueModel(nn.Module):
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(backbone.config.hidden_size, 1)
+        self.head = nn.Linear(config_of(backbone).hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -86,9 +86,14 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
     model.save_pretrained(str(folder), safe_serialization=True)  # type: ignore[operator]
 
 
+def config_of(model: nn.Module) -> Any:
+    """The model's Hugging Face config."""
+    return model.config
+
+
 def context_length(model: nn.Module) -> int | None:
     """The longest sequence that the model was made for, where its config says so."""
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(config_of(model), "max_position_embeddings", None)
 
 
 def logits_at(model: nn.Module, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -162,7 +167,7 @@ class SlotCache(Cache):
     """A key-value cache whose slots are positions; for ragged batches that grow turn by turn."""
 
     def __init__(self, model: nn.Module) -> None:
-        config = model.config
+        config = config_of(model)
         kinds = set(getattr(config, "layer_types", None) or {"full_attention"})
         if kinds - _ATTENTION_LAYERS:
             raise BadInput(
@@ -176,6 +181,9 @@ class SlotCache(Cache):
     def select(self, rows: Tensor) -> None:
         """Keep only `rows` (repeats allowed), in that order."""
         for layer in self.layers:
+            assert isinstance(layer, _SlotLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
 
@@ -200,7 +208,7 @@ def decode(model: nn.Module, cache: SlotCache, tokens: Tensor, positions: Tensor
 
 def _by_layer_type(model: nn.Module, mask: Tensor, slots: Tensor, positions: Tensor) -> Any:
     """One mask, or one a kind of layer where the model also has layers with a sliding window."""
-    config = model.config
+    config = config_of(model)
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if not window or (kinds and "sliding_attention" not in kinds):

@@ -44,12 +44,13 @@ class TorchSampler:
         self.version = 0
         self._lanes: list[_Lane] = []
 
-    def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Take over `weights` (None: the model object is shared with the learner and is current already).
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take over `weights`; nothing is copied where the model is the learner's own object.
 
         Kept caches belong to the old weights and are forgotten.
         """
-        if weights is not None:
+        own = self.model.state_dict()
+        if any(own[name].data_ptr() != tensor.data_ptr() for name, tensor in weights.items()):
             self.model.load_state_dict(dict(weights))
         self.version = version
         self.release()
@@ -63,14 +64,9 @@ class TorchSampler:
         keys = [request.key for request in requests]
         if len(set(keys)) != len(keys):
             raise ValueError("sample: two requests share a key")
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            found: dict[tuple[int, ...], Sampled] = {}
-            for lane, part in self._assign(requests):
-                found.update(zip(lane.keys, _continue(self, lane, part, params), strict=True))
-        finally:
-            self.model.train(was_training)
+        found: dict[tuple[int, ...], Sampled] = {}
+        for lane, part in self._assign(requests):
+            found.update(zip(lane.keys, _continue(self, lane, part, params), strict=True))
         return [found[key] for key in keys]
 
     def _assign(self, requests: Sequence[Request]) -> list[tuple[_Lane, list[Request]]]:

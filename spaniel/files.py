@@ -1,0 +1,76 @@
+"""Files that are either whole or not there: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Replace `path` by `content`; a reader, or a run killed at any instant, sees the old or the new, never a part."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
+@contextmanager
+def folder_atomically(path: str | Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; on success it becomes `path` (an existing one is replaced), on failure it
+    is removed."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        for file in aside.rglob("*"):
+            if file.is_file():
+                _sync_file(file)
+        for folder in [*(f for f in aside.rglob("*") if f.is_dir()), aside]:
+            sync_folder(folder)
+        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            os.rename(target, old)
+        os.rename(aside, target)
+        sync_folder(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in `path` survive a power cut (where the file system allows a folder to be synced)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

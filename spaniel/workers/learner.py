@@ -1,0 +1,156 @@
+"""One process's share of a model that learns: forward, backward, step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spaniel.errors import BadInput
+from spaniel.models.logprobs import policy_outputs
+from spaniel.types import Batch, Counts, Tallies, Tally, Targets, add_tallies
+from spaniel.workers.optim import Optim, adamw, learning_rate
+
+Outputs = Callable[[nn.Module, Batch], tuple[Tensor, ...]]
+Loss = Callable[..., tuple[Tensor, Tallies]]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a batch becomes optimizer steps: `epochs` passes, each cut into mini-batches of `minibatch_rows` rows
+    (0: the whole batch), each computed in micro-batches of at most `micro_tokens` tokens, padding included
+    (memory only: the result does not depend on it)."""
+
+    epochs: int = 1
+    minibatch_rows: int = 0
+    micro_tokens: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("minibatch_rows", 0), ("micro_tokens", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"learning.{name}: {getattr(self, name)}; expected {least} or more")
+
+    def updates(self, rows: int) -> int:
+        """Optimizer steps that a batch of `rows` rows gives."""
+        return self.epochs * (math.ceil(rows / self.minibatch_rows) if self.minibatch_rows else 1)
+
+
+def policy_forward(model: nn.Module, batch: Batch, temperature: float, entropy: bool = True) -> tuple[Tensor, Tensor]:
+    """What a policy loss gets: log-probabilities and entropies under the sampling temperature."""
+    return policy_outputs(model, batch.tokens, batch.actions, temperature, entropy=entropy)
+
+
+def value_forward(model: nn.Module, batch: Batch) -> tuple[Tensor]:
+    """What a value loss gets: values f32[B, T]."""
+    return (model(batch.tokens),)
+
+
+class Learner:
+    """A model with its optimizer, always in evaluation mode: with dropout on, the log-probabilities learned from
+    would not be those that were sampled from. `outputs` makes the tensors that the loss gets; `total_updates` is the length
+    of the learning-rate schedule in optimizer steps; `seed` orders the mini-batches."""
+
+    def __init__(
+        self, model: nn.Module, outputs: Outputs, optim: Optim, learning: Learning, *, total_updates: int, seed: int
+    ) -> None:
+        self.model = model.eval()
+        self.outputs = outputs
+        self.optim = optim
+        self.learning = learning
+        self.total_updates = total_updates
+        self.seed = seed
+        self.updates = 0
+        self.optimizer = adamw(model, optim)
+
+    @torch.no_grad()
+    def infer(self, batch: Batch) -> Tensor:
+        """The first output (log-probabilities or values), f32[B, T], before any update."""
+        return infer(self.model, self.outputs, batch, self.learning.micro_tokens)
+
+    def learn(self, batch: Batch, targets: Targets, loss: Loss, name: str) -> Tallies:
+        """All optimizer steps of one batch. `name` prefixes the learner's own metrics (`actor`, `critic`)."""
+        tallies: list[Tallies] = []
+        usable = batch.actions.any(dim=1).nonzero().flatten()
+        if not len(usable):
+            return {f"{name}/skipped_updates": Tally(1, 1)}
+        size = self.learning.minibatch_rows or len(usable)
+        for _ in range(self.learning.epochs):
+            # The order is a function of the seed and the update count, so it needs no state of its own.
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.updates)
+            order = usable[torch.randperm(len(usable), generator=generator)]
+            for start in range(0, len(order), size):
+                tallies.append(self._update(batch, targets, order[start : start + size], loss, name))
+        return add_tallies(tallies)
+
+    def _update(self, batch: Batch, targets: Targets, rows: Tensor, loss: Loss, name: str) -> Tallies:
+        counts = Counts(actions=int(batch.actions[rows].sum()), sequences=len(rows))
+        self.optimizer.zero_grad(set_to_none=True)
+        parts: list[Tallies] = []
+        for micro, width in micro_batches(batch.lengths, rows, self.learning.micro_tokens):
+            piece = batch.take(micro, width)
+            share, stats = loss(*self.outputs(self.model, piece), piece, targets.take(micro, width), counts)
+            share.backward()
+            parts.append(stats | {f"{name}/loss": Tally(share.item(), 0)})
+        stats = add_tallies(parts)
+        # The shares are already divided by the global counts: their sum is the loss of this one update.
+        stats[f"{name}/loss"] = Tally(stats[f"{name}/loss"].total, 1)
+        return stats | self._step(name)
+
+    def _step(self, name: str) -> Tallies:
+        rate = learning_rate(self.optim, self.updates, self.total_updates)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.max_grad_norm))
+        self.updates += 1
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            return {f"{name}/skipped_updates": Tally(1, 1)}
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return {
+            f"{name}/grad_norm": Tally(norm, 1),
+            f"{name}/lr": Tally(rate, 1),
+            f"{name}/skipped_updates": Tally(0, 1),
+        }
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The current weights by name (shared memory, not a copy)."""
+        return self.model.state_dict()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights: optimizer moments and the update count."""
+        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()`; the weights are loaded by whoever made the model."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = int(state["updates"])
+
+
+def infer(model: nn.Module, outputs: Outputs, batch: Batch, micro_tokens: int) -> Tensor:
+    """The first output for every row, computed in micro-batches, in the order of the batch."""
+    out = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+    for rows, width in micro_batches(batch.lengths, torch.arange(len(batch)), micro_tokens):
+        out[rows, :width] = outputs(model, batch.take(rows, width))[0]
+    return out
+
+
+def micro_batches(lengths: Tensor, rows: Tensor, micro_tokens: int) -> Iterator[tuple[Tensor, int]]:
+    """`rows` in parts of about equal length and at most `micro_tokens` tokens (never less than one row), each
+    with its width: the longest row and one more position, at which the value after the last token stands."""
+    ordered = rows[torch.sort(lengths[rows], descending=True, stable=True).indices]
+    start = 0
+    while start < len(ordered):
+        width = int(lengths[ordered[start]]) + 1
+        count = max(1, micro_tokens // width)
+        yield ordered[start : start + count], width
+        start += count
+
+
+def policy_outputs_at(temperature: float, *, entropy: bool = True) -> Outputs:
+    """`policy_forward` at a fixed temperature."""
+    return partial(policy_forward, temperature=temperature, entropy=entropy)
