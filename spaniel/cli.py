@@ -1,0 +1,171 @@
+"""The command line. Heavy imports happen inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spaniel.errors import BadInput, SpanielError
+
+if TYPE_CHECKING:
+    from spaniel.config import Recipe
+    from spaniel.recipe import RLRecipe
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Post-train language models with rewards: supervised start, PPO and GRPO, agents that search.",
+)
+
+RecipeName = Annotated[str, typer.Argument(help="A recipe: its path, or its NAME in recipes/.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, for example steps=20 env.topk=1.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on in `out` (or start, where there is nothing yet).")]
+
+
+@app.command()
+def train(recipe: RecipeName, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Train a policy by reinforcement learning."""
+    from spaniel.recipe import RLRecipe
+
+    loaded = _load(recipe, overrides)
+    if not isinstance(loaded, RLRecipe):
+        raise BadInput(f"recipe {recipe}: is of kind sft; use `spaniel sft {recipe}`")
+    from spaniel.run import run_rl
+
+    outcome = run_rl(loaded, resume=resume)
+    _say_files(outcome.folder)
+    if outcome.after:
+        before, after = (m.get("val/exact_match", m.get("val/score", 0.0)) for m in (outcome.before, outcome.after))
+        searches = outcome.after.get("val/searches_per_question", 0.0)
+        print(f"exact match before={before:.3f} after={after:.3f} searches/question={searches:.2f}")
+
+
+@app.command()
+def sft(recipe: RecipeName, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Fine-tune (or train from scratch) on demonstrations."""
+    from spaniel.recipe import SFTRecipe
+
+    loaded = _load(recipe, overrides)
+    if not isinstance(loaded, SFTRecipe):
+        raise BadInput(f"recipe {recipe}: is of kind rl; use `spaniel train {recipe}`")
+    from spaniel.run import run_sft
+
+    _say_files(run_sft(loaded, resume=resume).folder)
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(help="A run folder, or a recipe (then its start model is evaluated).")],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="The checkpoint of this step (default: the newest).")] = None,
+    retriever_only: Annotated[bool, typer.Option("--retriever-only", help="Recall of the retriever alone.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the metrics (json) and rollouts (jsonl) here.")] = None,
+) -> None:
+    """Evaluate a policy on its validation questions, greedy; or the retriever alone."""
+    from spaniel.examine import evaluate_policy, evaluate_retriever
+
+    recipe, checkpoint = _run_or_recipe(run, overrides, step)
+    if retriever_only:
+        evaluate_retriever(recipe, out)
+    else:
+        evaluate_policy(recipe, checkpoint, out)
+
+
+@app.command()
+def chat(
+    run: Annotated[str, typer.Argument(help="A run folder, or a recipe (then its start model answers).")],
+    question: Annotated[list[str] | None, typer.Argument(help="The question; without one, they are asked for.")] = None,
+    step: Annotated[int | None, typer.Option(help="The checkpoint of this step (default: the newest).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change of the recipe.")] = None,
+) -> None:
+    """Ask the trained agent and see its thinking, its searches and its answer."""
+    from spaniel.examine import converse
+
+    recipe, checkpoint = _run_or_recipe(run, set_, step)
+    converse(recipe, checkpoint, " ".join(question) if question else None)
+
+
+@app.command()
+def check(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Validate a recipe and everything it names, without training."""
+    from spaniel.examine import check_recipe
+
+    check_recipe(_load(recipe, overrides))
+
+
+@app.command()
+def index(
+    corpus: Annotated[Path, typer.Argument(help="A jsonl corpus with `id` and `contents`.")],
+    folder: Annotated[Path, typer.Argument(help="Where the index is written.")],
+) -> None:
+    """Build a BM25 index of a corpus (nothing to do where it is up to date)."""
+    from spaniel.retrieval.bm25 import BM25
+
+    BM25.build(corpus, folder)
+    print(f"index of {len(BM25.open(folder))} passages in {folder}")
+
+
+@app.command(name="serve-retriever")
+def serve_retriever(
+    corpus: Annotated[Path, typer.Argument(help="A jsonl corpus, or an index folder made by `spaniel index`.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+) -> None:
+    """Serve a corpus over HTTP: POST /retrieve, as Search-R1's retrieval server does."""
+    from spaniel.retrieval.bm25 import BM25
+    from spaniel.retrieval.corpus import read_corpus
+    from spaniel.retrieval.server import serve
+
+    opened = BM25.open(corpus) if corpus.is_dir() else BM25.from_passages(list(read_corpus(corpus)))
+    print(f"serving {len(opened)} passages on http://{host}:{port}/retrieve", flush=True)
+    serve(opened, host=host, port=port)
+
+
+def _load(name: str, overrides: list[str] | None) -> Recipe:
+    from spaniel.config import load_recipe
+
+    return load_recipe(name, overrides or [])
+
+
+def _run_or_recipe(name: str, overrides: list[str] | None, step: int | None) -> tuple[RLRecipe, Path | None]:
+    """The recipe of a run folder with its checkpoint, or a recipe with none."""
+    from spaniel.recipe import RLRecipe
+    from spaniel.train.run_folder import choose_checkpoint
+
+    folder = Path(name)
+    loaded = _load(name, overrides)
+    if not isinstance(loaded, RLRecipe):
+        raise BadInput(f"{name}: is supervised learning; expected a run or recipe of kind rl")
+    is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
+    if step is not None and not is_run:
+        raise BadInput(f"--step {step}: {name} is a recipe, not a run folder; it has no checkpoints")
+    return loaded, choose_checkpoint(folder, step) if is_run else None
+
+
+def _say_files(folder: Path) -> None:
+    print(f"files: {folder}/metrics.jsonl, {folder}/rollouts/, {folder}/checkpoints/ (recipe: {folder}/recipe.yaml)")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
+    # Idle OpenMP threads that spin starve whatever else runs; must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app(arguments, standalone_mode=True)
+    except SpanielError as error:
+        print(f"spaniel: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("spaniel: interrupted; `--resume` goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+

@@ -1,0 +1,300 @@
+"""A recipe -> the parts of a run. Building is checking: whatever a recipe names is opened here, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spaniel.cluster.local import LocalGroup
+from spaniel.data.demonstrations import load_demonstrations
+from spaniel.data.prompts import LoadedPrompts, PromptStream, load_prompts
+from spaniel.data.template import Template, load_template
+from spaniel.data.tokenizer import train_tokenizer
+from spaniel.envs.base import Env
+from spaniel.envs.search import SearchEnv
+from spaniel.envs.single_turn import SingleTurnEnv
+from spaniel.errors import BadInput
+from spaniel.models.heads import load_value_model, new_value_model, save_value_model
+from spaniel.models.hf import context_length, load_causal_lm, new_llama, save_model
+from spaniel.recipe import BM25Retriever, NoRetriever, RemoteRetriever, RLRecipe, Search, SFTRecipe
+from spaniel.retrieval.base import Retriever
+from spaniel.retrieval.bm25 import BM25
+from spaniel.retrieval.client import HttpRetriever
+from spaniel.retrieval.corpus import read_corpus
+from spaniel.retrieval.nothing import NothingRetriever
+from spaniel.rewards.base import Reward
+from spaniel.rewards.rules import Guarded
+from spaniel.rollout.torch_sampler import TorchSampler
+from spaniel.train.rl import Parts
+from spaniel.types import Prompt, Rollout
+from spaniel.workers.frozen import Frozen
+from spaniel.workers.learner import Learner, policy_outputs_at, value_forward
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The prompts of a recipe, and how many were too long and skipped."""
+
+    train: LoadedPrompts
+    validation: LoadedPrompts | None
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What answers questions: enough for evaluation and chat."""
+
+    model: nn.Module
+    template: Template
+    env: Env
+    sampler: TorchSampler
+    reward: Reward
+
+
+def open_retriever(spec: BM25Retriever | RemoteRetriever | NoRetriever) -> Retriever:
+    """The retriever of a recipe; a remote one is asked for its health first."""
+    if isinstance(spec, NoRetriever):
+        return NothingRetriever()
+    if isinstance(spec, RemoteRetriever):
+        remote = HttpRetriever(
+            spec.url,
+            timeout_s=spec.timeout_s,
+            tries=spec.tries,
+            concurrency=spec.concurrency,
+            batch_size=spec.batch_size,
+            cache_size=spec.cache_size,
+        )
+        remote.health()
+        return remote
+    if spec.index is not None:
+        BM25.build(spec.corpus, spec.index)
+        return BM25.open(spec.index)
+    return BM25.from_passages(list(read_corpus(spec.corpus)))
+
+
+def open_env(recipe: RLRecipe) -> Env:
+    """The environment of a recipe, with its retriever."""
+    if not isinstance(recipe.env, Search):
+        return SingleTurnEnv()
+    assert recipe.retriever is not None
+    return SearchEnv(
+        open_retriever(recipe.retriever),
+        topk=recipe.env.topk,
+        max_turns=recipe.env.max_turns,
+        on_retriever_failure=recipe.env.on_retriever_failure,
+    )
+
+
+def open_agent(recipe: RLRecipe, folder: str | Path | None = None) -> Agent:
+    """Model (from `folder`, or the recipe's start), template, environment, sampler and reward."""
+    path = folder or recipe.model.path
+    if path is None:
+        raise BadInput("model.path: missing; expected the Hugging Face folder of the policy to start from")
+    template = load_template(path)
+    model = load_causal_lm(path)
+    check_lengths(recipe, context_length(model))
+    sampler = TorchSampler(model, template.piece, template.eos_ids, recipe.sampler.max_rows)
+    return Agent(model, template, open_env(recipe), sampler, Guarded(recipe.reward))
+
+
+def open_questions(recipe: RLRecipe, template: Template, env: Env) -> Questions:
+    """All rows of all splits, checked; prompts counted in tokens by the renderer that rollouts use."""
+
+    def length(prompt: Prompt) -> int:
+        return len(template.render(env.start(prompt)))
+
+    def load(paths: tuple[str, ...], limit: int | None) -> LoadedPrompts:
+        return load_prompts(
+            paths,
+            limit=limit,
+            seed=recipe.seed,
+            length=length,
+            max_length=recipe.rollout.max_start_length,
+            too_long=recipe.data.too_long,
+        )
+
+    data = recipe.data
+    return Questions(
+        load(data.train, data.train_data_num), load(data.validation, data.val_data_num) if data.validation else None
+    )
+
+
+def check_lengths(recipe: RLRecipe, context: int | None) -> int:
+    """The longest possible episode must fit the total, and the total the model. Returns that longest episode."""
+    budget = recipe.rollout
+    turns = recipe.env.max_turns if isinstance(recipe.env, Search) else 0
+    longest = budget.max_start_length + turns * (budget.max_response_length + budget.max_obs_length)
+    longest += budget.max_response_length
+    if longest > budget.max_total_length:
+        raise BadInput(
+            f"rollout: max_start_length {budget.max_start_length} + {turns} search turns * (max_response_length "
+            f"{budget.max_response_length} + max_obs_length {budget.max_obs_length}) + the last turn "
+            f"{budget.max_response_length} = {longest}; expected at most max_total_length {budget.max_total_length}"
+        )
+    if context is not None and budget.max_total_length > context:
+        raise BadInput(
+            f"rollout.max_total_length: {budget.max_total_length}; expected at most {context}, the model's context"
+        )
+    return longest
+
+
+@dataclass(frozen=True)
+class RLRun:
+    """A recipe made real."""
+
+    recipe: RLRecipe
+    agent: Agent
+    questions: Questions
+    parts: Parts
+    longest: int
+
+    def write(self, folder: Path) -> None:
+        """Weights and optimizers into a checkpoint folder."""
+        from spaniel.workers.checkpoint import save_learner
+
+        template = self.agent.template
+        self.parts.policy.broadcast(save_learner, folder, "policy", policy_writer(template))
+        if self.parts.critic:
+            self.parts.critic.broadcast(save_learner, folder, "critic", save_value_model)
+
+
+def policy_writer(template: Template) -> Callable[[nn.Module, Path], None]:
+    """Writes a policy as a Hugging Face folder: weights, config and tokenizer."""
+
+    def write(model: nn.Module, folder: Path) -> None:
+        save_model(model, folder)
+        template.save(folder)
+
+    return write
+
+
+def build_rl(recipe: RLRecipe, checkpoint: Path | None = None) -> RLRun:
+    """Open everything a recipe names; continue from `checkpoint` where one is given."""
+    torch.set_num_threads(recipe.threads)
+    agent = open_agent(recipe, checkpoint / "policy" if checkpoint else None)
+    questions = open_questions(recipe, agent.template, agent.env)
+    _check_batches(recipe)
+    data = recipe.data
+    stream = PromptStream(
+        questions.train.prompts, data.batch_size, recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last
+    )
+    outputs = policy_outputs_at(recipe.sampling.temperature)
+    policy = _learner(recipe, agent.model, outputs, recipe.policy, recipe.steps)
+    parts = Parts(
+        prompts=stream,
+        env=agent.env,
+        sampler=agent.sampler,
+        template=agent.template,
+        reward=agent.reward,
+        algorithm=recipe.algorithm,
+        policy=LocalGroup(policy),
+        critic=_critic(recipe, checkpoint),
+        reference=_reference(recipe),
+        budget=recipe.rollout,
+        sampling=recipe.sampling,
+        seed=recipe.seed,
+        critic_warmup=recipe.critic.warmup_steps if recipe.critic else 0,
+        max_failure_share=recipe.max_failure_share,
+    )
+    if checkpoint:
+        from spaniel.workers.checkpoint import load_optimizer
+
+        parts.policy.broadcast(load_optimizer, checkpoint, "policy")
+        if parts.critic:
+            parts.critic.broadcast(load_optimizer, checkpoint, "critic")
+    return RLRun(recipe, agent, questions, parts, check_lengths(recipe, context_length(agent.model)))
+
+
+def _check_batches(recipe: RLRecipe) -> None:
+    rows = recipe.data.batch_size * recipe.algorithm.group_size
+    for section, trainee in (("policy", recipe.policy), ("critic", recipe.critic)):
+        size = trainee.learning.minibatch_rows if trainee else 0
+        if size > rows:
+            raise BadInput(
+                f"{section}.learning.minibatch_rows: {size}; expected at most {rows}, the rollouts of a step "
+                f"(data.batch_size {recipe.data.batch_size} * algorithm.group_size {recipe.algorithm.group_size})"
+            )
+
+
+def _learner(recipe: RLRecipe, model: nn.Module, outputs: Any, trainee: Any, steps: int) -> Learner:
+    rows = recipe.data.batch_size * recipe.algorithm.group_size
+    total = steps * trainee.learning.updates(rows)
+    return Learner(model, outputs, trainee.optim, trainee.learning, total_updates=total, seed=recipe.seed)
+
+
+def _critic(recipe: RLRecipe, checkpoint: Path | None) -> LocalGroup | None:
+    if not recipe.algorithm.needs_critic:
+        return None
+    if recipe.critic is None:
+        raise BadInput("critic: missing; expected a section (optim, learning), since the algorithm needs a critic")
+    assert recipe.model.path is not None
+    model = load_value_model(checkpoint / "critic") if checkpoint else new_value_model(recipe.model.path)
+    return LocalGroup(_learner(recipe, model, value_forward, recipe.critic, recipe.steps))
+
+
+def _reference(recipe: RLRecipe) -> LocalGroup | None:
+    """The reference is the policy that the run started from, also after a resume."""
+    if not recipe.algorithm.needs_reference:
+        return None
+    assert recipe.model.path is not None
+    outputs = policy_outputs_at(recipe.sampling.temperature, entropy=False)
+    return LocalGroup(Frozen(load_causal_lm(recipe.model.path), outputs, recipe.policy.learning.micro_tokens))
+
+
+@dataclass(frozen=True)
+class SFTRun:
+    """A supervised recipe made real."""
+
+    recipe: SFTRecipe
+    template: Template
+    policy: LocalGroup
+    stream: PromptStream[Rollout]
+    validation: list[Rollout]
+
+    def write(self, folder: Path) -> None:
+        """Weights and optimizer into a checkpoint folder."""
+        from spaniel.workers.checkpoint import save_learner
+
+        self.policy.broadcast(save_learner, folder, "policy", policy_writer(self.template))
+
+
+def build_sft(recipe: SFTRecipe, checkpoint: Path | None = None) -> SFTRun:
+    """Open everything a supervised recipe names; train its tokenizer where the network is new."""
+    torch.set_num_threads(recipe.threads)
+    model, template = _start(recipe, checkpoint / "policy" if checkpoint else None)
+    data = recipe.data
+    context = context_length(model)
+    if context is not None and data.max_length > context:
+        raise BadInput(f"data.max_length: {data.max_length}; expected at most {context}, the model's context")
+    every = data.loss_on == "all"
+    train = load_demonstrations(data.train, template, data.max_length, every_token=every)
+    validation = load_demonstrations(data.validation, template, data.max_length)
+    stream = PromptStream(train, data.batch_size, recipe.seed, shuffle=True, drop_last=True)
+    total = recipe.steps * recipe.policy.learning.updates(data.batch_size)
+    outputs = policy_outputs_at(1.0, entropy=False)
+    learner = Learner(
+        model, outputs, recipe.policy.optim, recipe.policy.learning, total_updates=total, seed=recipe.seed
+    )
+    if checkpoint:
+        from spaniel.workers.checkpoint import load_optimizer
+
+        load_optimizer(learner, checkpoint, "policy")
+    return SFTRun(recipe, template, LocalGroup(learner), stream, validation)
+
+
+def _start(recipe: SFTRecipe, folder: Path | None) -> tuple[nn.Module, Template]:
+    path = folder or recipe.model.path
+    if path is not None:
+        return load_causal_lm(path), load_template(path)
+    new, tokenizer = recipe.model.new, recipe.model.tokenizer
+    assert new is not None
+    assert tokenizer is not None
+    template = train_tokenizer((p.contents for p in read_corpus(tokenizer.corpus)), tokenizer.vocab_size)
+    model = new_llama(
+        new, vocab_size=len(template), eos_id=template.eos_id, pad_id=template.pad_id, seed=recipe.seed
+    )
+    return model, template

@@ -1,0 +1,26 @@
+"""A learner's part of a checkpoint: the model as a Hugging Face folder, the optimizer beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from spaniel.errors import BadInput
+from spaniel.workers.learner import Learner
+
+
+def save_learner(learner: Learner, folder: Path, name: str, write_model: Callable[[nn.Module, Path], None]) -> None:
+    """Write `folder/name/` (the model) and `folder/name.optimizer.pt` (moments and update count)."""
+    write_model(learner.model, folder / name)
+    torch.save(learner.state(), folder / f"{name}.optimizer.pt")
+
+
+def load_optimizer(learner: Learner, folder: Path, name: str) -> None:
+    """Give a learner, whose model came from `folder/name/`, the optimizer state saved with it."""
+    path = folder / f"{name}.optimizer.pt"
+    if not path.is_file():
+        raise BadInput(f"checkpoint {folder}: holds no {path.name}; it is not complete")
+    learner.load_state(torch.load(path, weights_only=True))
