@@ -116,7 +116,7 @@ def aggregate(
         return masked.mean(per_token, actions, dim=1).sum() / max(counts.sequences, 1)
     if mode == "token-sum-norm":
         if length_budget is None or length_budget < 1:
-            raise BadInput(f"token-sum-norm divides by the length budget, a fixed number above 0; found {length_budget}")
+            raise BadInput(f"token-sum-norm divides by the length budget, a number above 0, not {length_budget}")
         return masked.sum(per_token, actions) / (max(counts.sequences, 1) * length_budget)
     raise BadInput(f"loss aggregation {mode!r}{nearest(mode, AGGREGATIONS)}; expected one of {', '.join(AGGREGATIONS)}")
 

@@ -70,7 +70,7 @@ class KL:
             )
             require(0 < self.target < math.inf, "kl.target", self.target, "a number above 0 (nats per sequence)")
             require(0 < self.horizon < math.inf, "kl.horizon", self.horizon, "a number above 0 (sequences)")
-            require(self.beta > 0, "kl.beta", self.beta, "a number above 0 with the adaptive controller, which scales it")
+            require(self.beta > 0, "kl.beta", self.beta, "a number above 0 for the adaptive controller to scale")
 
     @property
     def estimator(self) -> str:
@@ -87,8 +87,14 @@ class KL:
         """The controller's state: {"beta": ...}, passed in and out of `Algorithm.targets` and checkpointed."""
         return {"beta": self.beta} if self.needs_reference else {}
 
+    def coefficient(self, state: dict[str, float]) -> float:
+        """beta of this step: the controller's, or the recipe's where it is fixed."""
+        return state["beta"] if self.controller == "adaptive" else self.beta
+
     def next_state(self, state: dict[str, float], measured: float, sequences: int) -> dict[str, float]:
         """The state after a step with `measured` mean sequence KL over `sequences` rollouts."""
-        if self.controller == "fixed" or not sequences:
+        if self.controller == "fixed":
+            return self.initial_state()
+        if not sequences:
             return dict(state)
         return {"beta": kl.adapt(state["beta"], measured, self.target, sequences, self.horizon)}
