@@ -66,6 +66,61 @@ def clip_active(
     return low, high, dual
 
 
+def gspo(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, actions: Tensor, eps_low: float, eps_high: float
+) -> Tensor:
+    """The clipped loss with the sequence's ratio s = exp(mean over actions of (logprobs - old)) at every token.
+
+    The value of s is detached; the gradient flows through each token's own log-probability, s A grad logprob
+    (GSPO-token; Zheng et al. 2025, arXiv:2507.18071). Aggregate by seq-mean-token-mean for the paper's loss.
+    """
+    carried, zero = _sequence_log_ratio(logprobs, old, actions)
+    return clipped(carried, zero, masked.select(advantages, actions), eps_low, eps_high)
+
+
+def gspo_clip_active(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, actions: Tensor, eps_low: float, eps_high: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`clip_active` of the sequence's ratio, at each of its tokens."""
+    carried, zero = _sequence_log_ratio(logprobs, old, actions)
+    return clip_active(carried, zero, masked.select(advantages, actions), eps_low, eps_high)
+
+
+def _sequence_log_ratio(logprobs: Tensor, old: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """(log s at each action with the gradient of the token's own log-probability, zeros)."""
+    current = masked.select(masked.real(logprobs), actions)
+    log_s = masked.mean(current.detach() - masked.select(masked.real(old), actions), actions, dim=1)
+    carried = masked.select(log_s[:, None] + (current - current.detach()), actions)
+    return carried, torch.zeros_like(carried)
+
+
+def cispo(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, eps_low: float | None = None, eps_high: float = 4.0
+) -> Tensor:
+    """-sg(clip(rho, 1 - eps_low, 1 + eps_high)) A logprob per token (MiniMax 2025, arXiv:2506.13585).
+
+    The ratio only weighs the token and has no gradient, so no token is ever dropped. Bounds are relative
+    to 1; `eps_low` None is no lower bound.
+    """
+    known, (logprobs, old, advantages) = _finite(logprobs, old, advantages)
+    low = 0.0 if eps_low is None else 1 - eps_low
+    weight = ratio(logprobs.detach(), old).clamp(low, 1 + eps_high)
+    return torch.where(known, -weight * advantages * logprobs, math.nan)
+
+
+def reinforce(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """-A logprob per token: the policy gradient itself, for samples of the current policy (Williams 1992)."""
+    known, (logprobs, advantages) = _finite(logprobs, advantages)
+    return torch.where(known, -advantages * logprobs, math.nan)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of softmax(logits) over the last dimension, in nats; a token with logit -inf has no part in it."""
+    log_p = torch.log_softmax(masked.real(logits), -1)
+    p = log_p.exp()
+    return -(p * masked.select(log_p, p > 0)).sum(-1)
+
+
 def value(values: Tensor, returns: Tensor, old_values: Tensor | None = None, eps: float | None = None) -> Tensor:
     """0.5 (V - R)^2 per token or, with `eps`, 0.5 max((V - R)^2, (clip(V, V_old +- eps) - R)^2).
 
@@ -104,8 +159,13 @@ def aggregate(
 
     `counts` are the global denominators over all micro-batches and ranks, so that the shares add up to the
     loss; None: these rows are all there are. A row without actions is no sequence. Without any action: 0.
+    A loss that is not finite is NaN, and so is its whole gradient: no optimizer step can take it for good.
     """
-    actions = actions.bool()
+    share = _share(per_token, actions.bool(), mode, counts, length_budget)
+    return share * torch.where(share.detach().isfinite(), 1.0, math.nan)
+
+
+def _share(per_token: Tensor, actions: Tensor, mode: str, counts: Counts | None, length_budget: int | None) -> Tensor:
     if counts is None:
         counts = Counts(actions=int(actions.sum()), sequences=int(actions.any(1).sum()))
     if mode == "token-mean":

@@ -217,8 +217,10 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     rows, vocab = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -vocab % _BLOCK)).view(rows, -1, _BLOCK)
     sums = padded.double().sum(-1).cumsum(-1)
-    goal = uniforms.double() * sums[:, -1]
-    block = (sums <= goal[:, None]).sum(-1).clamp(max=sums.shape[1] - 1)
+    total = sums[:, -1]
+    # Strictly below the total, also where u * total rounds up: behind it there is no token with any weight.
+    goal = torch.minimum(uniforms.double() * total, torch.nextafter(total, torch.zeros_like(total)))
+    block = (sums <= goal[:, None]).sum(-1)
     before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0], 0.0)
     inner = padded[torch.arange(rows), block].double()
     within = (inner.cumsum(-1) <= (goal - before)[:, None]).sum(-1)
