@@ -84,7 +84,7 @@ def chat(
     run: Annotated[str, typer.Argument(help="A run folder, or a recipe (then its start model answers).")],
     question: Annotated[list[str] | None, typer.Argument(help="The question; without one, they are asked for.")] = None,
     step: Annotated[int | None, typer.Option(help="The checkpoint of this step (default: the newest).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change of the recipe.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
 ) -> None:
     """Ask the trained agent and see its thinking, its searches and its answer."""
     from spaniel.examine import converse

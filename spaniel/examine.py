@@ -138,7 +138,7 @@ def check_recipe(recipe: RLRecipe | SFTRecipe) -> None:
     """Build everything that a recipe names, train nothing, and print what a step will be."""
     if isinstance(recipe, SFTRecipe):
         run = build_sft(recipe)
-        rows = {"demonstrations": len(run.stream), "held out": len(run.validation), "vocabulary": len(run.template)}
+        rows: dict[str, object] = {"demonstrations": len(run.stream), "held out": len(run.validation), "vocabulary": len(run.template)}
     else:
         rows = _report(build_rl(recipe))
     table = Table(title="recipe is valid", title_justify="left", show_header=False)

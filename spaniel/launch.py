@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from spaniel.cluster.local import LocalGroup
-from spaniel.data.demonstrations import load_demonstrations
+from spaniel.data.demonstrations import demonstrated_texts, load_demonstrations
 from spaniel.data.prompts import LoadedPrompts, PromptStream, load_prompts
 from spaniel.data.template import Template, load_template
 from spaniel.data.tokenizer import train_tokenizer
 from spaniel.envs.base import Env
-from spaniel.envs.search import SearchEnv
+from spaniel.envs.search import CORRECTION, SearchEnv
 from spaniel.envs.single_turn import SingleTurnEnv
 from spaniel.errors import BadInput
 from spaniel.models.heads import load_value_model, new_value_model, save_value_model
@@ -24,7 +24,6 @@ from spaniel.models.hf import context_length, load_causal_lm, new_llama, save_mo
 from spaniel.recipe import BM25Retriever, NoRetriever, RemoteRetriever, RLRecipe, Search, SFTRecipe
 from spaniel.retrieval.base import Retriever
 from spaniel.retrieval.bm25 import BM25
-from spaniel.retrieval.client import HttpRetriever
 from spaniel.retrieval.corpus import read_corpus
 from spaniel.retrieval.nothing import NothingRetriever
 from spaniel.rewards.base import Reward
@@ -60,6 +59,8 @@ def open_retriever(spec: BM25Retriever | RemoteRetriever | NoRetriever) -> Retri
     if isinstance(spec, NoRetriever):
         return NothingRetriever()
     if isinstance(spec, RemoteRetriever):
+        from spaniel.retrieval.client import HttpRetriever
+
         remote = HttpRetriever(
             spec.url,
             timeout_s=spec.timeout_s,
@@ -95,6 +96,11 @@ def open_agent(recipe: RLRecipe, folder: str | Path | None = None) -> Agent:
     if path is None:
         raise BadInput("model.path: missing; expected the Hugging Face folder of the policy to start from")
     template = load_template(path)
+    if isinstance(recipe.env, Search) and len(template.encode(CORRECTION)) > recipe.rollout.max_obs_length:
+        raise BadInput(
+            f"rollout.max_obs_length: {recipe.rollout.max_obs_length}; expected at least "
+            f"{len(template.encode(CORRECTION))}, the tokens of the reply that corrects an invalid action"
+        )
     model = load_causal_lm(path)
     check_lengths(recipe, context_length(model))
     sampler = TorchSampler(model, template.piece, template.eos_ids, recipe.sampler.max_rows)
@@ -293,7 +299,9 @@ def _start(recipe: SFTRecipe, folder: Path | None) -> tuple[nn.Module, Template]
     new, tokenizer = recipe.model.new, recipe.model.tokenizer
     assert new is not None
     assert tokenizer is not None
-    template = train_tokenizer((p.contents for p in read_corpus(tokenizer.corpus)), tokenizer.vocab_size)
+    passages = [passage.contents for passage in read_corpus(tokenizer.corpus)]
+    shown = demonstrated_texts(recipe.data.train, at_most=len(passages))
+    template = train_tokenizer([*passages, *shown], tokenizer.vocab_size)
     model = new_llama(
         new, vocab_size=len(template), eos_id=template.eos_id, pad_id=template.pad_id, seed=recipe.seed
     )

@@ -40,23 +40,19 @@ def due(eval_every: int, save_every: int, steps: int) -> Callable[[int], tuple[b
     def at(step: int) -> tuple[bool, bool]:
         last = step == steps
         return (
-            last or bool(eval_every) and step % eval_every == 0,
-            last or bool(save_every) and step % save_every == 0,
+            last or (bool(eval_every) and step % eval_every == 0),
+            last or (bool(save_every) and step % save_every == 0),
         )
 
     return at
 
 
 def _trackers(names: Sequence[str], folder: RunFolder, steps: int, start: int, say: Say) -> Trackers:
-    made: list[Tracker] = []
-    for name in names:
-        if name == "jsonl":
-            jsonl = JsonlTracker(folder.metrics)
-            jsonl.truncate_after(start)
-            made.append(jsonl)
-        else:
-            made.append(ConsoleTracker(total=steps, start=start))
-    return Trackers(made, report=say)
+    """The metrics file, always and essential; the console where the recipe names it."""
+    file = JsonlTracker(folder.metrics)
+    file.truncate_after(start if start else -1)
+    made: list[Tracker] = [ConsoleTracker(total=steps, start=start)] if "console" in names else []
+    return Trackers(made, report=say, essential=[file])
 
 
 def _checkpoint(out: str, resume: bool) -> tuple[Path | None, dict]:

@@ -173,6 +173,8 @@ class Batch(_Rows):
     truncated: Tensor
     """bool[B]: True where the length budget ended the rollout, not the policy (T always exceeds the longest
     row, so the critic's value after the last token, aligned at `lengths`, is there to bootstrap from)."""
+    baselines: Tensor | None = None
+    """f32[B]: score of a greedy rollout of the row's prompt (NaN where that failed), for ReMax; None for others."""
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])

@@ -3,16 +3,25 @@
     from spaniel.algo import masked, kl, advantage, loss
 
 These take plain tensors and can be used from any trainer: (B, T) tensors, a mask, no config. The named
-algorithms (`ALGORITHMS`) are frozen dataclasses of vetted numbers.
+algorithms (`ALGORITHMS`) are frozen dataclasses of vetted numbers; `catalogue()` describes them.
 """
 
-from spaniel.algo import advantage, diagnostics, kl, loss, masked
+from spaniel.algo import advantage, diagnostics, kl, loss, masked, mismatch
 from spaniel.algo.base import Algorithm
-from spaniel.algo.grpo import GRPO
-from spaniel.algo.ppo import PPO
-from spaniel.algo.settings import KL
+from spaniel.algo.catalogue import ALGORITHMS, Entry, catalogue
+from spaniel.algo.settings import KL, Mismatch
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"ppo": PPO, "grpo": GRPO}
-"""Recipe name -> algorithm; its dataclass fields are the keys of the recipe's section `algorithm`."""
-
-__all__ = ["ALGORITHMS", "GRPO", "KL", "PPO", "Algorithm", "advantage", "diagnostics", "kl", "loss", "masked"]
+__all__ = [
+    "ALGORITHMS",
+    "KL",
+    "Algorithm",
+    "Entry",
+    "Mismatch",
+    "advantage",
+    "catalogue",
+    "diagnostics",
+    "kl",
+    "loss",
+    "masked",
+    "mismatch",
+]

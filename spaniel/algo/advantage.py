@@ -95,6 +95,36 @@ def leave_one_out(scores: Tensor, groups: Tensor, valid: Tensor | None = None) -
     return (centred * (count / (count - 1).clamp(min=1))[slot]).to(masked.real(scores).dtype)
 
 
+def optimal_baseline(scores: Tensor, lengths: Tensor, groups: Tensor, valid: Tensor | None = None) -> Tensor:
+    """OPO (Hao et al. 2025, arXiv:2505.23585): score - sum(length score) / sum(length) over the group, on [B].
+
+    Equal scores and a group with one usable row give exactly 0, and so do rows that are not `valid`.
+    """
+    values, usable, slot, number = _members(scores, groups, valid)
+    weight = masked.select(lengths.double(), usable)
+    total = values.new_zeros(number).index_add(0, slot, weight)
+    mean = values.new_zeros(number).index_add(0, slot, weight * values) / total.masked_fill(total == 0, 1)
+    low, high = _range(values, usable, slot, number)
+    return masked.select(values - mean[slot], usable & (low != high)[slot]).to(masked.real(scores).dtype)
+
+
+def remax(scores: Tensor, baselines: Tensor, valid: Tensor | None = None) -> Tensor:
+    """ReMax (Li et al. 2023, arXiv:2310.10505): score - score of the greedy rollout of the same prompt, on [B]."""
+    difference = masked.real(scores.detach()) - masked.real(baselines.detach())
+    return difference if valid is None else masked.select(difference, valid)
+
+
+def reinforce_plus_plus(rewards: Tensor, actions: Tensor, gamma: float = 1.0) -> Tensor:
+    """REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): reward-to-go over actions, whitened over all of them, [B, T]."""
+    return masked.whiten(rewards_to_go(rewards, actions, gamma), actions)
+
+
+def overlong_penalty(lengths: Tensor, budget: float, cache: float) -> Tensor:
+    """DAPO's soft punishment (arXiv:2503.14476, equation 13), on [B]: 0 up to budget - cache, then down in a
+    straight line to -1 at `budget`, and -1 beyond."""
+    return ((budget - cache - lengths) / cache).clamp(-1.0, 0.0)
+
+
 def without_signal(scores: Tensor, groups: Tensor, valid: Tensor | None = None) -> Tensor:
     """bool[number of groups]: True where no two usable rows of the group differ in score."""
     scores, usable, slot, number = _members(scores, groups, valid)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from spaniel.algo import masked
 from spaniel.algo.kl import EXPONENT_LIMIT
+from spaniel.algo.preference import bradley_terry as bradley_terry
+from spaniel.algo.preference import plackett_luce as plackett_luce
 from spaniel.errors import BadInput, nearest
 from spaniel.types import Counts
 

@@ -32,7 +32,13 @@ def ratios(old: Tensor, sampler: Tensor, actions: Tensor, level: str = "token") 
 
 
 def weights(
-    old: Tensor, sampler: Tensor, actions: Tensor, cap: float, mode: str, level: str = "token", floor: float | None = None
+    old: Tensor,
+    sampler: Tensor,
+    actions: Tensor,
+    cap: float,
+    mode: str,
+    level: str = "token",
+    floor: float | None = None,
 ) -> Tensor:
     """What multiplies each action's loss, [B, T], detached, 0 elsewhere.
 
@@ -43,7 +49,8 @@ def weights(
     if mode == "truncate":
         return masked.select(w.clamp(min=0.0 if floor is None else floor, max=cap), actions)
     if mode == "mask":
-        return torch.where((w >= (1 / cap if floor is None else floor)) & (w <= cap), w, 0.0)
+        outside = (w < (1 / cap if floor is None else floor)) | (w > cap)
+        return masked.select(w, ~outside)  # a NaN is not outside: it is to be seen in the loss
     raise ValueError(f"mode {mode!r}; expected truncate or mask")
 
 

@@ -8,36 +8,30 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from spaniel.algo import advantage, diagnostics, loss, masked
-from spaniel.algo.policy_gradient import PolicyGradient, check_clip, ratio_clips, tally, weighed
+from spaniel.algo.policy_gradient import ClippedPolicy, tally, weighed
 from spaniel.algo.settings import KL, require
 from spaniel.algo.signal import Signal, acting, spread_of
 from spaniel.types import Batch, Counts, Metrics, Tallies, Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(PolicyGradient):
+class PPO(ClippedPolicy):
     """GAE over actions, advantages whitened over the batch, clipped policy and value losses.
 
     Defaults are InstructGPT's (gamma 1, lambda 0.95, both clips 0.2, KL in the reward with beta 0.02).
     """
 
-    group_size: int = 1
-    """Rollouts per prompt and step."""
     gamma: float = 1.0
     lam: float = 0.95
     whiten_advantages: bool = True
     bootstrap_truncated: bool = False
     """A rollout cut off by the length budget ends with the critic's value instead of 0."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
     value_clip: float | None = 0.2
     """How far a value may move from the one before the update; null for no clip."""
     kl: KL = field(default_factory=lambda: KL(place="reward", kind="k1", beta=0.02))
 
-    def _check(self) -> None:
-        check_clip(self.clip_low, self.clip_high, self.dual_clip)
-        require(self.group_size >= 1, "group_size", self.group_size, "1 or more rollouts per prompt")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "a number from 0 to 1")
         require(0 <= self.lam <= 1, "lam", self.lam, "a number from 0 to 1")
         ok = self.value_clip is None or 0 < self.value_clip < float("inf")
@@ -60,12 +54,6 @@ class PPO(PolicyGradient):
         if self.whiten_advantages:
             advantages = masked.whiten(advantages, signal.actions)
         return Targets(advantages, returns, held), metrics
-
-    def _per_token(
-        self, logprobs: Tensor, old: Tensor, advantages: Tensor, actions: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        bounds = (self.clip_low, self.clip_high, self.dual_clip)
-        return loss.clipped(logprobs, old, advantages, *bounds), ratio_clips(logprobs, old, advantages, *bounds)
 
     def value_loss(self, values: Tensor, batch: Batch, targets: Targets, counts: Counts) -> tuple[Tensor, Tallies]:
         """This micro-batch's share of the (clipped) squared error to the returns, aggregated like the policy loss."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def load_demonstrations(
             raise BadInput(f"{where}: {rollout.length} tokens; expected at most data.max_length = {max_length}")
         out.append(rollout)
     return out
+
+
+def demonstrated_texts(paths: Sequence[str], at_most: int) -> list[str]:
+    """The messages of the first `at_most` rows as plain text, for training a tokenizer."""
+    rows = islice(_rows(paths), at_most)
+    return ["".join(message["content"] for message in _messages(row, where)) for where, row in rows]
 
 
 def _rows(paths: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -87,7 +94,7 @@ def _episode(messages: list[Mapping[str, str]], template: Template, where: str, 
     if first == 0:
         raise BadInput(f"{where}: roles are {roles}; expected a prompt, then at least one assistant message")
     if late := [role for role in roles[first:] if role not in ("assistant", "environment")]:
-        raise BadInput(f"{where}: role {late[0]!r} after the first assistant message; expected assistant or environment")
+        raise BadInput(f"{where}: role {late[0]!r} after the first assistant message; expected assistant, environment")
     last = len(roles) - 1 - roles[::-1].index("assistant")
     spans: list[Observed | Sampled] = [Observed(template.render(messages[:first]))]
     for number, message in enumerate(messages[first:], first):

@@ -22,7 +22,8 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class NewTokenizer:
-    """Byte-level BPE (Sennrich et al. 2016) of `vocab_size` entries, trained on the contents of a corpus.
+    """Byte-level BPE (Sennrich et al. 2016) of `vocab_size` entries, trained on the contents of a corpus and on the
+    demonstrations (all that the network will read and write).
 
     The tags of the search format are single tokens; they are plain text, not special tokens.
     """

@@ -43,8 +43,9 @@ def new_value_model(folder: str | Path) -> ValueModel:
     return ValueModel(load_backbone(folder)).eval()
 
 
-def save_value_model(model: ValueModel, folder: str | Path) -> None:
+def save_value_model(model: nn.Module, folder: Path) -> None:
     """The backbone as a Hugging Face folder, the head beside it."""
+    assert isinstance(model, ValueModel)
     save_model(model.backbone, folder)
     save_file({k: v.contiguous() for k, v in model.head.state_dict().items()}, str(Path(folder) / _HEAD_FILE))
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils import logging
 
 from spaniel.errors import BadInput
+
+logging.disable_progress_bar()  # a bar for each shard of a small model drowns the run's own progress
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -76,7 +80,7 @@ def _load(loader: Any, folder: str | Path) -> nn.Module:
         raise BadInput(f"model folder {path}: holds no config.json; expected a Hugging Face folder")
     try:
         model = loader.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise BadInput(f"model folder {path}: cannot be loaded: {error}") from error
     return model.eval()
 

@@ -45,7 +45,7 @@ def evaluate(
     template: Template,
     reward: Reward,
     budget: Budget,
-    how: Evaluation = Evaluation(),  # noqa: B008 - frozen
+    how: Evaluation = Evaluation(),
     seed: int = 0,
 ) -> tuple[Metrics, list[Rollout]]:
     """Metrics under `val/` and the graded rollouts, in the order of the prompts."""

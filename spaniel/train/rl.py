@@ -20,7 +20,7 @@ from spaniel.rollout.episode import Budget, rollout
 from spaniel.rollout.sampler import Sampler
 from spaniel.train.clock import Clock
 from spaniel.train.metrics import summarise
-from spaniel.types import Metrics, Rollout, Score
+from spaniel.types import Metrics, Rollout, Score, Tallies
 from spaniel.workers.frozen import Frozen
 from spaniel.workers.learner import Learner
 
@@ -108,7 +108,7 @@ def train(
         with clock.stage("reference"):
             ref = p.reference.scatter(Frozen.infer, batch) if p.reference else None
         targets, algorithm_state, stats = p.algorithm.targets(batch, values, ref, state.algorithm)
-        learned = {}
+        learned: Tallies = {}
         if step >= p.critic_warmup:
             with clock.stage("update_actor"):
                 learned |= p.policy.scatter(Learner.learn, batch, targets, p.algorithm.policy_loss, "actor")

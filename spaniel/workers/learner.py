@@ -52,8 +52,8 @@ def value_forward(model: nn.Module, batch: Batch) -> tuple[Tensor]:
 
 class Learner:
     """A model with its optimizer, always in evaluation mode: with dropout on, the log-probabilities learned from
-    would not be those that were sampled from. `outputs` makes the tensors that the loss gets; `total_updates` is the length
-    of the learning-rate schedule in optimizer steps; `seed` orders the mini-batches."""
+    would not be those that were sampled from. `outputs` makes the tensors that the loss gets; `total_updates` is
+    the length of the learning-rate schedule in optimizer steps; `seed` orders the mini-batches."""
 
     def __init__(
         self, model: nn.Module, outputs: Outputs, optim: Optim, learning: Learning, *, total_updates: int, seed: int
