@@ -1,7 +1,7 @@
 """Corpus, questions and demonstrations of the tiny search task, from real facts; the same output every time.
 
     python recipes/search_tiny/make_data.py                  # corpus.jsonl, train.parquet, validation.parquet
-    python recipes/search_tiny/make_data.py --demos 60000    # also demos.jsonl, for the supervised start
+    python recipes/search_tiny/make_data.py --demos 60000    # also careful.jsonl and careless.jsonl, for the start
 
 Passages state where airports are and what capitals and currencies countries have. Questions are split by
 entity: countries first, airports with their country; validation asks only about countries and airports that no
@@ -164,13 +164,14 @@ def write_data(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE, help="where to write (default: beside this script)")
-    parser.add_argument("--demos", type=int, default=0, help="also write this many demonstrations (demos.jsonl)")
+    parser.add_argument("--demos", type=int, default=0, help="also write this many demonstrations")
     arguments = parser.parse_args()
     write_data(arguments.out)
     if arguments.demos:
-        from demonstrations import write_demonstrations
+        from demonstrations import CAREFUL, CARELESS, write_demonstrations
 
-        write_demonstrations(arguments.out / "demos.jsonl", arguments.demos)
+        write_demonstrations(arguments.out / "careful.jsonl", arguments.demos, CAREFUL)
+        write_demonstrations(arguments.out / "careless.jsonl", arguments.demos // 2, CARELESS)
 
 
 if __name__ == "__main__":
