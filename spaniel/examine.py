@@ -138,7 +138,8 @@ def check_recipe(recipe: RLRecipe | SFTRecipe) -> None:
     """Build everything that a recipe names, train nothing, and print what a step will be."""
     if isinstance(recipe, SFTRecipe):
         run = build_sft(recipe)
-        rows: dict[str, object] = {"demonstrations": len(run.stream), "held out": len(run.validation), "vocabulary": len(run.template)}
+        rows: dict[str, object] = {"demonstrations": len(run.stream), "held out": len(run.validation)}
+        rows |= {"vocabulary": len(run.template), "longest allowed": recipe.data.max_length}
     else:
         rows = _report(build_rl(recipe))
     table = Table(title="recipe is valid", title_justify="left", show_header=False)

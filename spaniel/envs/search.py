@@ -55,7 +55,7 @@ class SearchEnv:
         parsed = [parse_action(action.text) for action in actions]
         wanted = [i for i, (kind, _) in enumerate(parsed) if kind == "search" and not self._last(actions[i])]
         found = self._search([parsed[i][1] for i in wanted])
-        replies = dict(zip(wanted, found, strict=True))
+        replies: dict[int, list[Passage] | Failure] = dict(zip(wanted, found, strict=True))
         return [self._step(actions[i], parsed[i][0], replies.get(i)) for i in range(len(actions))]
 
     def _last(self, action: Action) -> bool:
@@ -74,7 +74,7 @@ class SearchEnv:
             return Step("search", reply, done=False, failure=found, fatal=self.end_on_failure)
         return Step("search", Reply(_OPENING, passages_text(found), _CLOSING), done=False)
 
-    def _search(self, queries: list[str]) -> list[list[Passage]] | list[Failure]:
+    def _search(self, queries: list[str]) -> Sequence[list[Passage] | Failure]:
         if not queries:
             return []
         try:

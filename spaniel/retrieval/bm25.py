@@ -109,7 +109,12 @@ class BM25:
         hits = self._searcher.search(tantivy.Query.boolean_query(wanted), k + _SLACK, count=False).hits
         scored = [(score, self._searcher.doc(address)) for score, address in hits]
         scored.sort(key=lambda hit: (-hit[0], hit[1]["order"][0]))
-        return [Passage(*json.loads(bytes(doc["passage"][0])), float(score)) for score, doc in scored[:k]]
+        return [_passage(doc, score) for score, doc in scored[:k]]
+
+
+def _passage(document: tantivy.Document, score: float) -> Passage:
+    key, contents = json.loads(bytes(document["passage"][0]))
+    return Passage(key, contents, float(score))
 
 
 def _schema() -> tantivy.Schema:

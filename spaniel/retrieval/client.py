@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_exponential_jitter
-from tenacity.wait import wait_base
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
+from tenacity.wait import wait_base, wait_exponential, wait_random
 
 from spaniel.errors import BadInput
 from spaniel.retrieval.base import Passage, RetrieverError
@@ -41,7 +41,7 @@ class _Wait(wait_base):
     """Exponential back-off with jitter, and at least what the server's Retry-After asks for (up to `most`)."""
 
     def __init__(self, first: float, most: float) -> None:
-        self._backoff = wait_exponential_jitter(initial=first, max=most, jitter=first)
+        self._backoff = wait_exponential(multiplier=first, max=most) + wait_random(0, first)
         self._most = most
 
     def __call__(self, retry_state: Any) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -61,7 +61,7 @@ def application(retriever: Retriever, topk: int = 3) -> Starlette:
         return JSONResponse({"result": [[_shown(p, query.return_scores) for p in passages] for passages in found]})
 
     async def health(request: Request) -> Response:
-        count = len(retriever) if hasattr(retriever, "__len__") else None
+        count = len(retriever) if isinstance(retriever, Sized) else None
         return JSONResponse({"status": "ok", "passages": count, "version": __version__})
 
     return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health)])
