@@ -167,5 +167,3 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("spaniel: interrupted; `--resume` goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
-
-

@@ -302,7 +302,5 @@ def _start(recipe: SFTRecipe, folder: Path | None) -> tuple[nn.Module, Template]
     passages = [passage.contents for passage in read_corpus(tokenizer.corpus)]
     shown = demonstrated_texts(recipe.data.train, at_most=len(passages))
     template = train_tokenizer([*passages, *shown], tokenizer.vocab_size)
-    model = new_llama(
-        new, vocab_size=len(template), eos_id=template.eos_id, pad_id=template.pad_id, seed=recipe.seed
-    )
+    model = new_llama(new, vocab_size=len(template), eos_id=template.eos_id, pad_id=template.pad_id, seed=recipe.seed)
     return model, template

@@ -1,10 +1,9 @@
 """Demonstrations for the supervised start, over invented places.
 
 Places are invented (names spliced from training names, random codes), so the only way to be right is to read:
-a network that learns these has learned to copy, not to remember. There are two teachers. The careful one always
-searches well; from it the network learns to read and the format. The careless one reads just as well, but often
-answers without searching, asks a useless query, or stops after the first hop; the start that is shipped has its
-habits. To do better is what reinforcement learning is for.
+a network that learns these has learned to copy, not to remember. Reading and format are always right. What to do
+is not: the teacher often answers without searching, asks a useless query, or stops after the first hop. To do
+better is what reinforcement learning is for.
 """
 
 from __future__ import annotations
@@ -36,10 +35,6 @@ class Habits:
     """Of those that found the country of a two-hop question: answer with the country."""
     useless_second_query: float = 0.35
     """Of those that go on: a second query that names no entity."""
-
-
-CAREFUL = Habits(dict.fromkeys(KINDS, 0.0), 0.0, 0.0, 0.0)
-CARELESS = Habits()
 
 
 class World:
@@ -126,9 +121,7 @@ def _settle(kind: str, other: Airport) -> list[dict[str, str]]:
     return [answer("it says", other.city if kind == "city" else other.country.name)]
 
 
-def _look_up(
-    rng: random.Random, habits: Habits, kind: str, place: Airport, other: Airport
-) -> list[dict[str, str]]:
+def _look_up(rng: random.Random, habits: Habits, kind: str, place: Airport, other: Airport) -> list[dict[str, str]]:
     if rng.random() < habits.useless_query:
         return [search("look for a capital", "capital"), information(other.country.passage),
                 answer("it says", read(kind, other))]  # fmt: skip
@@ -136,9 +129,7 @@ def _look_up(
             information(place.country.passage), answer("it says", read(kind, place))]  # fmt: skip
 
 
-def _second_hop(
-    rng: random.Random, habits: Habits, kind: str, place: Airport, other: Airport
-) -> list[dict[str, str]]:
+def _second_hop(rng: random.Random, habits: Habits, kind: str, place: Airport, other: Airport) -> list[dict[str, str]]:
     word = kind.removeprefix("country_")
     if rng.random() < habits.useless_second_query:
         return [search(f"look for a {word}", word), information(other.country.passage),
@@ -147,9 +138,9 @@ def _second_hop(
             information(place.country.passage), answer("it says", read(kind, place))]  # fmt: skip
 
 
-def write_demonstrations(path: Path, count: int, habits: Habits) -> None:
+def write_demonstrations(path: Path, count: int) -> None:
     """`count` demonstrations, jsonl; the same ones every time."""
-    world = World(path.name)
+    world, habits = World(path.name), Habits()
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(count):
             file.write(json.dumps({"messages": episode(world, habits)}, ensure_ascii=False) + "\n")

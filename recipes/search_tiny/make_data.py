@@ -1,7 +1,7 @@
 """Corpus, questions and demonstrations of the tiny search task, from real facts; the same output every time.
 
     python recipes/search_tiny/make_data.py                  # corpus.jsonl, train.parquet, validation.parquet
-    python recipes/search_tiny/make_data.py --demos 60000    # also careful.jsonl and careless.jsonl, for the start
+    python recipes/search_tiny/make_data.py --demos 60000    # also demos*.jsonl, for the supervised start
 
 Passages state where airports are and what capitals and currencies countries have. Questions are split by
 entity: countries first, airports with their country; validation asks only about countries and airports that no
@@ -153,7 +153,9 @@ def write_data(out: Path) -> None:
         for number, (title, text) in enumerate(passages):
             row = {"id": str(number), "contents": f'"{title}"\n{text}'}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    counts = {kind: TRAIN_QUESTIONS * n // sum(VALIDATION_QUESTIONS.values()) for kind, n in VALIDATION_QUESTIONS.items()}
+    counts = {
+        kind: TRAIN_QUESTIONS * n // sum(VALIDATION_QUESTIONS.values()) for kind, n in VALIDATION_QUESTIONS.items()
+    }
     asked = questions(train, validation, counts, "train")
     held_out = questions(validation, train, VALIDATION_QUESTIONS, "validation")
     pq.write_table(rows(asked, "train"), out / "train.parquet")
@@ -168,10 +170,10 @@ def main() -> None:
     arguments = parser.parse_args()
     write_data(arguments.out)
     if arguments.demos:
-        from demonstrations import CAREFUL, CARELESS, write_demonstrations
+        from demonstrations import write_demonstrations
 
-        write_demonstrations(arguments.out / "careful.jsonl", arguments.demos, CAREFUL)
-        write_demonstrations(arguments.out / "careless.jsonl", arguments.demos // 2, CARELESS)
+        write_demonstrations(arguments.out / "demos.jsonl", arguments.demos)
+        write_demonstrations(arguments.out / "demos_held_out.jsonl", max(1, arguments.demos // 100))
 
 
 if __name__ == "__main__":

@@ -69,9 +69,7 @@ def spread(per_row: Tensor, actions: Tensor) -> Tensor:
     return masked.select(masked.real(per_row)[:, None].expand(actions.shape), actions)
 
 
-def group_relative(
-    scores: Tensor, groups: Tensor, divide_by_std: bool = True, valid: Tensor | None = None
-) -> Tensor:
+def group_relative(scores: Tensor, groups: Tensor, divide_by_std: bool = True, valid: Tensor | None = None) -> Tensor:
     """GRPO (Shao et al. 2024, arXiv:2402.03300): (score - group mean) / (group std + 1e-6), on [B].
 
     The standard deviation is the unbiased one. `divide_by_std=False` is Dr. GRPO (Liu et al. 2025,

@@ -68,9 +68,7 @@ def clip_active(
     return low, high, dual
 
 
-def gspo(
-    logprobs: Tensor, old: Tensor, advantages: Tensor, actions: Tensor, eps_low: float, eps_high: float
-) -> Tensor:
+def gspo(logprobs: Tensor, old: Tensor, advantages: Tensor, actions: Tensor, eps_low: float, eps_high: float) -> Tensor:
     """The clipped loss with the sequence's ratio s = exp(mean over actions of (logprobs - old)) at every token.
 
     The value of s is detached; the gradient flows through each token's own log-probability, s A grad logprob

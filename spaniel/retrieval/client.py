@@ -154,9 +154,7 @@ class HttpRetriever:
                 self._cache.popitem(last=False)
 
     def _ask(self, batch: Sequence[str], k: int) -> list[list[Passage]]:
-        retrying = Retrying(
-            stop=self._stop, wait=self._wait, retry=retry_if_exception_type(_Transient), reraise=True
-        )
+        retrying = Retrying(stop=self._stop, wait=self._wait, retry=retry_if_exception_type(_Transient), reraise=True)
         try:
             return retrying(self._once, batch, k)
         except _Transient as error:

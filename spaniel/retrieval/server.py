@@ -1,9 +1,9 @@
 """A retriever over HTTP, as Search-R1's retrieval server speaks it.
 
-    POST /retrieve {"queries": ["..", ..], "topk": 3, "return_scores": true}
-      -> {"result": [[{"document": {"id": .., "contents": ..}, "score": ..}, ..], ..]}
-    (without scores the documents themselves: [[{"id": .., "contents": ..}, ..], ..])
-    GET /health -> {"status": "ok", "passages": .., "version": ..}
+POST /retrieve {"queries": ["..", ..], "topk": 3, "return_scores": true}
+  -> {"result": [[{"document": {"id": .., "contents": ..}, "score": ..}, ..], ..]}
+(without scores the documents themselves: [[{"id": .., "contents": ..}, ..], ..])
+GET /health -> {"status": "ok", "passages": .., "version": ..}
 """
 
 from __future__ import annotations

@@ -57,9 +57,7 @@ class _Episode:
 
     def finished(self) -> Rollout:
         assert self.stop is not None
-        return Rollout(
-            self.prompt, self.group, tuple(self.spans), self.stop, tuple(self.turns), failure=self.failure
-        )
+        return Rollout(self.prompt, self.group, tuple(self.spans), self.stop, tuple(self.turns), failure=self.failure)
 
 
 def rollout(

@@ -127,9 +127,7 @@ def _feed(model: nn.Module, cache: SlotCache, new: list[list[int]], done: list[i
     return decode(model, cache, tokens, positions, lengths - 1)
 
 
-def _continue(
-    sampler: TorchSampler, lane: _Lane, requests: Sequence[Request], params: SamplingParams
-) -> list[Sampled]:
+def _continue(sampler: TorchSampler, lane: _Lane, requests: Sequence[Request], params: SamplingParams) -> list[Sampled]:
     """Sample one turn for every row of a lane; rows that have ended idle along until the last one ends."""
     limits = [min(params.max_tokens, params.max_tokens if r.max_tokens is None else r.max_tokens) for r in requests]
     uniforms = np.stack([_uniforms(request.seed, max(limits)) for request in requests])

@@ -70,5 +70,3 @@ def held_out(policy: Group, rollouts: Sequence[Rollout], rows: int = 256) -> flo
 
 def _no_targets(batch: Batch) -> Targets:
     return Targets(advantages=torch.zeros_like(batch.logprobs))
-
-

@@ -92,7 +92,9 @@ def test_no_text_of_a_policy_is_an_error(retriever: Any, queries: list[str]) -> 
     assert found == retriever.search(queries, 2)
 
 
-@pytest.mark.parametrize("query", ['"', "a AND (", "title:x^2 OR", "[1 TO *]", "korea\x00\x1b[31m", "-korea", "~" * 999, "korea " * 20_000])
+@pytest.mark.parametrize(
+    "query", ['"', "a AND (", "title:x^2 OR", "[1 TO *]", "korea\x00\x1b[31m", "-korea", "~" * 999, "korea " * 20_000]
+)
 def test_query_syntax_is_plain_text(retriever: Any, query: str) -> None:
     (found,) = retriever.search([query], 3)
     assert ("korea" not in query.lower()) or found

@@ -33,7 +33,9 @@ def test_owner_comes_from_the_span_and_pad_may_equal_eos() -> None:
 
 
 def test_score_at_the_last_action_step_rewards_at_their_spans_fractions_kept() -> None:
-    batch = collate([rollout(Observed((5,)), sampled(7, 8, reward=0.25), Observed((9, 9)), sampled(4), Observed((6,)), score=0.5)])
+    batch = collate(
+        [rollout(Observed((5,)), sampled(7, 8, reward=0.25), Observed((9, 9)), sampled(4), Observed((6,)), score=0.5)]
+    )
     assert batch.rewards[0].tolist() == [0, 0, 0.25, 0, 0, 0.5, 0, 0]
     assert batch.rewards.dtype == torch.float32
 

@@ -23,7 +23,10 @@ class FakeRetriever:
 
     def _one(self, query: str, k: int) -> list[Passage]:
         words = set(re.findall(r"\w+", query.lower()))
-        hits = [Passage(p.id, p.contents, float(len(words & set(re.findall(r"\w+", p.contents.lower()))))) for p in self.passages]
+        hits = [
+            Passage(p.id, p.contents, float(len(words & set(re.findall(r"\w+", p.contents.lower())))))
+            for p in self.passages
+        ]
         return sorted((p for p in hits if p.score > 0), key=lambda p: -p.score)[:k]
 
 

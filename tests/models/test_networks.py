@@ -32,7 +32,9 @@ def by_hand(tokens: list[int], temperature: float) -> tuple[list[float], list[fl
     st.sampled_from([0.5, 1.0, 1.7]),
     st.randoms(use_true_random=False),
 )
-def test_batched_logprobs_and_entropies_are_those_of_single_rows(rows: list, temperature: float, random: object) -> None:
+def test_batched_logprobs_and_entropies_are_those_of_single_rows(
+    rows: list, temperature: float, random: object
+) -> None:
     width = max(map(len, rows)) + 1
     tokens = torch.full((len(rows), width), 5)
     actions = torch.zeros(len(rows), width, dtype=torch.bool)

@@ -93,7 +93,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "HTML": ((200, b"<html>busy</html>", {}), "not the agreed reply"),
     "{}": ((200, b"{}", {}), "list `result`"),
     "too few results": ((200, b'{"result": []}', {}), "0 results for 1 queries"),
-    "too many documents": ((200, json.dumps({"result": [[{"document": {"contents": "x"}}] * 3]}).encode(), {}), "topk is 2"),
+    "too many documents": (
+        (200, json.dumps({"result": [[{"document": {"contents": "x"}}] * 3]}).encode(), {}),
+        "topk is 2",
+    ),
     "no contents": ((200, b'{"result": [[{"document": {"id": 1}}]]}', {}), "no document with contents"),
     "score": ((200, b'{"result": [[{"document": {"contents": "x"}, "score": "high"}]]}', {}), "score is 'high'"),
     "dropped": (None, "no connection"),
@@ -167,7 +170,8 @@ def test_batches_cache_and_duplicates() -> None:
         assert len(server.bodies) == 3
         own.search(["e", "b"], 2)  # b was pushed out
         assert server.bodies[-1]["queries"] == ["e", "b"]
-        assert own.search([], 2) == [] and own.search([" "], 2) == [[]]
+        assert own.search([], 2) == []
+        assert own.search([" "], 2) == [[]]
         assert len(server.bodies) == 4
 
 

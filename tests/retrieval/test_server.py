@@ -13,7 +13,10 @@ from spaniel.retrieval.base import Passage
 from spaniel.retrieval.bm25 import BM25
 from tests.fakes.retriever import FailingRetriever, FakeRetriever
 
-PASSAGES = [Passage("0", '"Evan Morris"\nEvan Morris was a lobbyist.'), Passage("1", '"Hale"\nHoratio Hale, ethnologist.')]
+PASSAGES = [
+    Passage("0", '"Evan Morris"\nEvan Morris was a lobbyist.'),
+    Passage("1", '"Hale"\nHoratio Hale, ethnologist.'),
+]
 
 
 @pytest.fixture(scope="module")

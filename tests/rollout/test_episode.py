@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -133,7 +134,10 @@ def test_a_turn_cut_by_its_own_limit_goes_on_and_one_cut_by_the_total_ends() -> 
 
 
 def test_an_observation_that_exactly_fits_is_kept_and_one_more_token_ends_the_rollout() -> None:
-    turn, reply = len(TEMPLATE.encode("<search>a</search>")), len(TEMPLATE.encode("<information>1:<search>a</search></information>"))
+    turn, reply = (
+        len(TEMPLATE.encode("<search>a</search>")),
+        len(TEMPLATE.encode("<information>1:<search>a</search></information>")),
+    )
     total = len(TEMPLATE.render(prompt().messages)) + turn + reply
     for extra, spans in ((0, 3), (-1, 2)):
         (done,), _ = run(says("<search>a</search>"), budget=Budget(7, 4, 200, total + extra))
@@ -200,4 +204,4 @@ def test_whatever_the_policy_says_a_rollout_is_whole(turns: list[str], total: in
     assert all(len(s.tokens) <= 5 for s in done.sampled)
     assert sum(isinstance(s, Sampled) for s in done.spans) <= 3
     kinds = [type(s) for s in done.spans]
-    assert all(a is not b for a, b in zip(kinds, kinds[1:], strict=False))  # world and policy alternate
+    assert all(a is not b for a, b in itertools.pairwise(kinds))  # world and policy alternate

@@ -27,9 +27,7 @@ def sampler(model: torch.nn.Module | None = None, **kwargs: int) -> TorchSampler
 
 def requests(count: int, seed: int = 0) -> list[Request]:
     random = np.random.default_rng(seed)
-    return [
-        Request((0, i), tuple(random.integers(2, VOCAB, 3 + i % 5).tolist()), (seed, i)) for i in range(count)
-    ]
+    return [Request((0, i), tuple(random.integers(2, VOCAB, 3 + i % 5).tolist()), (seed, i)) for i in range(count)]
 
 
 def recomputed(model: torch.nn.Module, context: tuple[int, ...], new: tuple[int, ...], temperature: float) -> list:
