@@ -25,7 +25,7 @@ class Habits:
 
     guess: dict[str, float] = field(
         default_factory=lambda: {
-            "city": 0.30, "country": 0.30, "capital": 0.45, "country_capital": 0.45, "country_currency": 0.45,
+            "city": 0.30, "country": 0.30, "capital": 0.55, "country_capital": 0.55, "country_currency": 0.55,
         }
     )  # fmt: skip
     """Answer at once, from nothing."""

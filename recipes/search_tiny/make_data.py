@@ -1,7 +1,7 @@
 """Corpus, questions and demonstrations of the tiny search task, from real facts; the same output every time.
 
     python recipes/search_tiny/make_data.py                  # corpus.jsonl, train.parquet, validation.parquet
-    python recipes/search_tiny/make_data.py --demos 60000    # also demos*.jsonl, for the supervised start
+    python recipes/search_tiny/make_data.py --demos 100000    # also demos*.jsonl, for the supervised start
 
 Passages state where airports are and what capitals and currencies countries have. Questions are split by
 entity: countries first, airports with their country; validation asks only about countries and airports that no
