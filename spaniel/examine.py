@@ -12,7 +12,8 @@ from rich.text import Text
 
 from spaniel.errors import BadInput
 from spaniel.files import write_atomically
-from spaniel.launch import Agent, RLRun, build_rl, build_sft, open_agent, open_questions, open_retriever
+from spaniel.launch import Agent, RLRun, build_rl, open_agent, open_questions, open_retriever
+from spaniel.launch_sft import build_sft
 from spaniel.recipe import RLRecipe, Search, SFTRecipe
 from spaniel.rewards.rules import contains_answer
 from spaniel.rollout.episode import rollout

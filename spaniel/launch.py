@@ -11,17 +11,15 @@ import torch
 from torch import nn
 
 from spaniel.cluster.local import LocalGroup
-from spaniel.data.demonstrations import demonstrated_texts, load_demonstrations
 from spaniel.data.prompts import LoadedPrompts, PromptStream, load_prompts
 from spaniel.data.template import Template, load_template
-from spaniel.data.tokenizer import train_tokenizer
 from spaniel.envs.base import Env
 from spaniel.envs.search import CORRECTION, SearchEnv
 from spaniel.envs.single_turn import SingleTurnEnv
 from spaniel.errors import BadInput
 from spaniel.models.heads import load_value_model, new_value_model, save_value_model
-from spaniel.models.hf import context_length, load_causal_lm, new_llama, save_model
-from spaniel.recipe import BM25Retriever, NoRetriever, RemoteRetriever, RLRecipe, Search, SFTRecipe
+from spaniel.models.hf import context_length, load_causal_lm, save_model
+from spaniel.recipe import BM25Retriever, NoRetriever, RemoteRetriever, RLRecipe, Search
 from spaniel.retrieval.base import Retriever
 from spaniel.retrieval.bm25 import BM25
 from spaniel.retrieval.corpus import read_corpus
@@ -30,7 +28,8 @@ from spaniel.rewards.base import Reward
 from spaniel.rewards.rules import Guarded
 from spaniel.rollout.torch_sampler import TorchSampler
 from spaniel.train.rl import Parts
-from spaniel.types import Prompt, Rollout
+from spaniel.types import Prompt
+from spaniel.workers.checkpoint import load_optimizer, save_learner
 from spaniel.workers.frozen import Frozen
 from spaniel.workers.learner import Learner, policy_outputs_at, value_forward
 
@@ -160,8 +159,6 @@ class RLRun:
 
     def write(self, folder: Path) -> None:
         """Weights and optimizers into a checkpoint folder."""
-        from spaniel.workers.checkpoint import save_learner
-
         template = self.agent.template
         self.parts.policy.broadcast(save_learner, folder, "policy", policy_writer(template))
         if self.parts.critic:
@@ -207,8 +204,6 @@ def build_rl(recipe: RLRecipe, checkpoint: Path | None = None) -> RLRun:
         max_failure_share=recipe.max_failure_share,
     )
     if checkpoint:
-        from spaniel.workers.checkpoint import load_optimizer
-
         parts.policy.broadcast(load_optimizer, checkpoint, "policy")
         if parts.critic:
             parts.critic.broadcast(load_optimizer, checkpoint, "critic")
@@ -249,58 +244,3 @@ def _reference(recipe: RLRecipe) -> LocalGroup | None:
     assert recipe.model.path is not None
     outputs = policy_outputs_at(recipe.sampling.temperature, entropy=False)
     return LocalGroup(Frozen(load_causal_lm(recipe.model.path), outputs, recipe.policy.learning.micro_tokens))
-
-
-@dataclass(frozen=True)
-class SFTRun:
-    """A supervised recipe made real."""
-
-    recipe: SFTRecipe
-    template: Template
-    policy: LocalGroup
-    stream: PromptStream[Rollout]
-    validation: list[Rollout]
-
-    def write(self, folder: Path) -> None:
-        """Weights and optimizer into a checkpoint folder."""
-        from spaniel.workers.checkpoint import save_learner
-
-        self.policy.broadcast(save_learner, folder, "policy", policy_writer(self.template))
-
-
-def build_sft(recipe: SFTRecipe, checkpoint: Path | None = None) -> SFTRun:
-    """Open everything a supervised recipe names; train its tokenizer where the network is new."""
-    torch.set_num_threads(recipe.threads)
-    model, template = _start(recipe, checkpoint / "policy" if checkpoint else None)
-    data = recipe.data
-    context = context_length(model)
-    if context is not None and data.max_length > context:
-        raise BadInput(f"data.max_length: {data.max_length}; expected at most {context}, the model's context")
-    every = data.loss_on == "all"
-    train = load_demonstrations(data.train, template, data.max_length, every_token=every)
-    validation = load_demonstrations(data.validation, template, data.max_length)
-    stream = PromptStream(train, data.batch_size, recipe.seed, shuffle=True, drop_last=True)
-    total = recipe.steps * recipe.policy.learning.updates(data.batch_size)
-    outputs = policy_outputs_at(1.0, entropy=False)
-    learner = Learner(
-        model, outputs, recipe.policy.optim, recipe.policy.learning, total_updates=total, seed=recipe.seed
-    )
-    if checkpoint:
-        from spaniel.workers.checkpoint import load_optimizer
-
-        load_optimizer(learner, checkpoint, "policy")
-    return SFTRun(recipe, template, LocalGroup(learner), stream, validation)
-
-
-def _start(recipe: SFTRecipe, folder: Path | None) -> tuple[nn.Module, Template]:
-    path = folder or recipe.model.path
-    if path is not None:
-        return load_causal_lm(path), load_template(path)
-    new, tokenizer = recipe.model.new, recipe.model.tokenizer
-    assert new is not None
-    assert tokenizer is not None
-    passages = [passage.contents for passage in read_corpus(tokenizer.corpus)]
-    shown = demonstrated_texts(recipe.data.train, at_most=len(passages))
-    template = train_tokenizer([*passages, *shown], tokenizer.vocab_size)
-    model = new_llama(new, vocab_size=len(template), eos_id=template.eos_id, pad_id=template.pad_id, seed=recipe.seed)
-    return model, template

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from spaniel.config import dump
-from spaniel.launch import RLRun, SFTRun, build_rl, build_sft
+from spaniel.launch import RLRun, build_rl
+from spaniel.launch_sft import SFTRun, build_sft
 from spaniel.recipe import RLRecipe, SFTRecipe
 from spaniel.track.base import Tracker, Trackers
 from spaniel.track.console import ConsoleTracker

@@ -1,0 +1,17 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+# No deadline: a busy machine must not fail a test. Derandomised: a red run can be repeated.
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
