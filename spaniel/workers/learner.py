@@ -98,14 +98,15 @@ class Learner:
             parts.append(stats | {f"{name}/loss": Tally(share.item(), 0)})
         stats = add_tallies(parts)
         # The shares are already divided by the global counts: their sum is the loss of this one update.
-        stats[f"{name}/loss"] = Tally(stats[f"{name}/loss"].total, 1)
-        return stats | self._step(name)
+        loss_value = stats[f"{name}/loss"].total
+        stats[f"{name}/loss"] = Tally(loss_value, 1)
+        return stats | self._step(name, loss_value)
 
-    def _step(self, name: str) -> Tallies:
+    def _step(self, name: str, loss_value: float) -> Tallies:
         rate = learning_rate(self.optim, self.updates, self.total_updates)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.max_grad_norm))
         self.updates += 1
-        if not math.isfinite(norm):
+        if not (math.isfinite(norm) and math.isfinite(loss_value)):
             self.optimizer.zero_grad(set_to_none=True)
             return {f"{name}/skipped_updates": Tally(1, 1)}
         for group in self.optimizer.param_groups:

@@ -147,10 +147,15 @@ def test_a_batch_without_actions_is_skipped_and_counted() -> None:
 
 def test_a_non_finite_gradient_is_skipped_and_counted() -> None:
     data = batch()
-    broken = Targets(torch.full_like(data.logprobs, math.inf))
     own = learner()
     before = weights(own).clone()
-    stats = own.learn(data, broken, ALGORITHM.policy_loss, "actor")
+
+    def broken(logprobs: torch.Tensor, *rest: object) -> tuple[torch.Tensor, dict]:
+        return (logprobs * math.inf).sum(), {}
+
+    stats = own.learn(data, targets(data), broken, "actor")
+    infinite = Targets(torch.full_like(data.logprobs, math.inf))
+    assert own.learn(data, infinite, ALGORITHM.policy_loss, "actor")["actor/skipped_updates"].mean == 1
     assert stats["actor/skipped_updates"].mean == 1
     assert torch.equal(weights(own), before)
     own.learn(data, targets(data), ALGORITHM.policy_loss, "actor")
