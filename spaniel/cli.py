@@ -102,6 +102,16 @@ def check(recipe: RecipeName, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def algorithms() -> None:
+    """List the algorithms with equation, defaults and source."""
+    from spaniel.algo import catalogue
+
+    for entry in catalogue():
+        print(f"{entry.name}\n  {entry.equation}\n  source: {entry.source}")
+        print("  defaults: " + ", ".join(f"{key}={value}" for key, value in entry.defaults.items()))
+
+
+@app.command()
 def index(
     corpus: Annotated[Path, typer.Argument(help="A jsonl corpus with `id` and `contents`.")],
     folder: Annotated[Path, typer.Argument(help="Where the index is written.")],
@@ -164,6 +174,3 @@ def main(arguments: list[str] | None = None) -> None:
     except SpanielError as error:
         print(f"spaniel: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("spaniel: interrupted; `--resume` goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)

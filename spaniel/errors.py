@@ -25,6 +25,12 @@ class RunStopped(SpanielError):
     """A run that cannot go on: too many failures, numbers that stay non-finite. Exit code 1."""
 
 
+class Interrupted(SpanielError):
+    """The user asked a run to stop. Exit code 130, as shells have it for Ctrl-C."""
+
+    exit_code = 130
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name closest to `name`, or `""` where none is close."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.5)

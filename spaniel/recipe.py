@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spaniel.algo.grpo import GRPO
-from spaniel.algo.ppo import PPO
+from spaniel.algo import ALGORITHMS, Algorithm
 from spaniel.data.tokenizer import NewTokenizer
 from spaniel.errors import BadInput
 from spaniel.models.hf import TinyLlama
@@ -142,7 +141,7 @@ class RLRecipe:
     steps: int
     model: Model
     data: Data
-    algorithm: GRPO | PPO
+    algorithm: Algorithm
     reward: ExactMatch | ExactMatchFormat | F1 | Format
     env: Search | SingleTurn = field(default_factory=SingleTurn)
     retriever: BM25Retriever | RemoteRetriever | NoRetriever | None = None
@@ -209,7 +208,7 @@ class SFTRecipe:
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {
-    "algorithm": {"grpo": GRPO, "ppo": PPO},
+    "algorithm": ALGORITHMS,
     "reward": {"exact_match": ExactMatch, "exact_match_format": ExactMatchFormat, "f1": F1, "format": Format},
     "env": {"search": Search, "single_turn": SingleTurn},
     "retriever": {"bm25": BM25Retriever, "http": RemoteRetriever, "none": NoRetriever},

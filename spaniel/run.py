@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from spaniel.config import dump
+from spaniel.errors import Interrupted
 from spaniel.launch import RLRun, build_rl
 from spaniel.launch_sft import SFTRun, build_sft
 from spaniel.recipe import RLRecipe, SFTRecipe
@@ -70,12 +72,23 @@ def run_rl(recipe: RLRecipe, *, resume: bool = False, say: Say = print) -> Outco
     folder = RunFolder.open(recipe.out, dump(recipe), resume=resume)
     say(f"{'resuming at step ' + str(state.step) if checkpoint else 'starting'}; files are in {folder.path}")
     trackers = _trackers(recipe.track, folder, recipe.steps, state.step, say)
-    try:
+    with _closing(folder, trackers):
         _rl_steps(run, state, folder, trackers)
+    return _outcome(folder)
+
+
+@contextmanager
+def _closing(folder: RunFolder, trackers: Trackers) -> Iterator[None]:
+    """Close trackers and folder however the run ends; Ctrl-C becomes a message that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        found = latest_checkpoint(folder.path)
+        where = f"go on from {found.name} with --resume" if found else "there is no checkpoint yet; start it again"
+        raise Interrupted(f"interrupted; {where}") from stopped
     finally:
         trackers.close()
         folder.close()
-    return _outcome(folder)
 
 
 def _rl_steps(run: RLRun, state: State, folder: RunFolder, trackers: Trackers) -> None:
@@ -134,11 +147,8 @@ def run_sft(recipe: SFTRecipe, *, resume: bool = False, say: Say = print) -> Out
     folder = RunFolder.open(recipe.out, dump(recipe), resume=resume)
     say(f"{'resuming at step ' + str(saved['step']) if checkpoint else 'starting'}; files are in {folder.path}")
     trackers = _trackers(recipe.track, folder, recipe.steps, saved["step"], say)
-    try:
+    with _closing(folder, trackers):
         _sft_steps(run, saved["step"], folder, trackers)
-    finally:
-        trackers.close()
-        folder.close()
     return _outcome(folder)
 
 

@@ -27,6 +27,21 @@ class Algorithm(Protocol):
     @property
     def group_size(self) -> int: ...
 
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether `targets` wants the learner's own log-probabilities from before the update."""
+        ...
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether the batch is to carry the score of a greedy rollout of each prompt (`Batch.baselines`)."""
+        ...
+
+    @property
+    def resampling(self) -> int:
+        """How often the groups of a step that have no signal may be replaced."""
+        ...
+
     def initial_state(self) -> dict[str, float]: ...
 
     def targets(

@@ -74,6 +74,11 @@ class PolicyGradient(ABC):
         return self.mismatch.mode != "none"
 
     @property
+    def needs_greedy(self) -> bool:
+        """True where the loop must give the score of a greedy rollout of each prompt in `Batch.baselines`."""
+        return False
+
+    @property
     def resampling(self) -> int:
         """How often the loop may replace the groups of a step that have no signal."""
         return 0

@@ -176,6 +176,10 @@ class PromptStream(Generic[T]):
         """The epoch (from 0) that step `step` belongs to."""
         return step // self.batches_per_epoch
 
+    def spare(self, step: int, attempt: int, count: int) -> list[T]:
+        """`count` items beside the batch of `step`, from a random stream of their own: drawing them changes no batch."""
+        return random.Random(f"{self.seed} spare {step} {attempt}").choices(self.items, k=count)
+
     def batch(self, step: int) -> list[T]:
         """The items of step `step`."""
         epoch, number = divmod(step, self.batches_per_epoch)

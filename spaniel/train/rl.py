@@ -9,18 +9,17 @@ from typing import Any
 from spaniel.algo.base import Algorithm
 from spaniel.cluster import weights
 from spaniel.cluster.base import Group
-from spaniel.data.collate import collate
 from spaniel.data.prompts import PromptStream
 from spaniel.data.template import Template
 from spaniel.envs.base import Env
-from spaniel.errors import BadInput, RunStopped
+from spaniel.errors import BadInput
 from spaniel.rewards.base import Reward
-from spaniel.rewards.grade import grade
-from spaniel.rollout.episode import Budget, rollout
+from spaniel.rollout.episode import Budget
 from spaniel.rollout.sampler import Sampler
 from spaniel.train.clock import Clock
+from spaniel.train.gather import gather
 from spaniel.train.metrics import summarise
-from spaniel.types import Metrics, Rollout, Score, Tallies
+from spaniel.types import Metrics, Rollout, Tallies
 from spaniel.workers.frozen import Frozen
 from spaniel.workers.learner import Learner
 
@@ -96,18 +95,15 @@ def train(
     for step in range(state.step, steps):
         with clock.stage("sync"):
             weights.sync(p.policy, Learner.weights, p.sampler, version=step)
-        with clock.stage("rollout"):
-            prompts = p.prompts.batch(step)
-            rollouts = _roll(p, prompts, step)
-        with clock.stage("reward"):
-            rollouts = grade(rollouts, p.reward, p.template.text)
-        check_failures(rollouts, p.max_failure_share)
-        batch = collate(rollouts, p.template.pad_id)
+        with clock.stage("gen"):
+            rollouts, batch, gathered = gather(p, step)
         with clock.stage("values"):
             values = p.critic.scatter(Learner.infer, batch) if p.critic else None
-        with clock.stage("reference"):
+        with clock.stage("ref"):
             ref = p.reference.scatter(Frozen.infer, batch) if p.reference else None
-        targets, algorithm_state, stats = p.algorithm.targets(batch, values, ref, state.algorithm)
+        with clock.stage("old_log_prob"):
+            old = p.policy.scatter(Learner.infer, batch) if p.algorithm.needs_old_logprobs else None
+        targets, algorithm_state, stats = p.algorithm.targets(batch, values, ref, state.algorithm, old)
         learned: Tallies = {}
         if step >= p.critic_warmup:
             with clock.stage("update_actor"):
@@ -116,7 +112,7 @@ def train(
             with clock.stage("update_critic"):
                 learned |= p.critic.scatter(Learner.learn, batch, targets, p.algorithm.value_loss, "critic")
         state = State(step + 1, algorithm_state)
-        metrics = summarise(step + 1, rollouts, stats, learned, clock.take(), p.budget)
+        metrics = summarise(step + 1, rollouts, stats | gathered, learned, clock.take(), p.budget)
         evaluate_now, save_now = due(step + 1)
         if evaluate_now:
             weights.sync(p.policy, Learner.weights, p.sampler, version=step + 1)
@@ -124,32 +120,3 @@ def train(
         if save_now:
             save(state)
         yield Done(state, metrics, rollouts)
-
-
-def _roll(parts: Parts, prompts: Sequence[Any], step: int) -> list[Rollout]:
-    return rollout(
-        prompts,
-        parts.env,
-        parts.sampler,
-        parts.template,
-        parts.budget,
-        group_size=parts.algorithm.group_size,
-        seed=(parts.seed, step),
-        temperature=parts.sampling.temperature,
-        top_p=parts.sampling.top_p,
-        top_k=parts.sampling.top_k,
-    )
-
-
-def check_failures(rollouts: Sequence[Rollout], limit: float) -> None:
-    """Stop the run where more than `limit` of the rollouts, or of the searches, failed: learning from the rest
-    would be learning from who knows what. The message gives the counts and the first cause."""
-    failed = [r.failure or r.score for r in rollouts if r.failure or not isinstance(r.score, Score)]
-    searches = [turn for r in rollouts for turn in r.turns if turn.action == "search"]
-    broken = [turn.failure for turn in searches if turn.failure]
-    for what, bad, count in (("rollouts", failed, len(rollouts)), ("searches", broken, len(searches))):
-        if count and len(bad) > limit * count:
-            raise RunStopped(
-                f"{len(bad)} of {count} {what} of this step failed, more than max_failure_share {limit} allows; "
-                f"the first: {getattr(bad[0], 'where', '?')}: {getattr(bad[0], 'cause', bad[0])}"
-            )

@@ -13,9 +13,9 @@ from spaniel.errors import BadInput, RunStopped
 from spaniel.retrieval.base import Passage
 from spaniel.rollout.episode import Budget
 from spaniel.train.evaluate import Evaluation, evaluate, interval, pass_at_k, validation_metrics
+from spaniel.train.gather import check_failures
 from spaniel.train.metrics import rollout_metrics, summarise
 from spaniel.train.recall import recall
-from spaniel.train.rl import check_failures
 from spaniel.types import Failure, Observed, Prompt, Rollout, Sampled, Score, Stop, Tally, Turn
 from tests.fakes.env import CountingEnv
 from tests.fakes.retriever import FakeRetriever
