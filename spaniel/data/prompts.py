@@ -177,7 +177,7 @@ class PromptStream(Generic[T]):
         return step // self.batches_per_epoch
 
     def spare(self, step: int, attempt: int, count: int) -> list[T]:
-        """`count` items beside the batch of `step`, from a random stream of their own: drawing them changes no batch."""
+        """`count` items beside the batch of `step`, from a random stream of their own: no batch changes by it."""
         return random.Random(f"{self.seed} spare {step} {attempt}").choices(self.items, k=count)
 
     def batch(self, step: int) -> list[T]:

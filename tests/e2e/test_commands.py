@@ -116,14 +116,10 @@ def test_index_and_server(spaniel: Callable[..., Any], tmp_path: Path) -> None:
                 time.sleep(0.05)
         # the same agent over HTTP gives what it gives with the index in process
         overrides = ["data.val_data_num=20", "threads=1"]
-        remote = ["retriever.name=http", "retriever.corpus=null", f"retriever.url=http://127.0.0.1:{port}"]
         code, _, err = spaniel("eval", "search_tiny_grpo", *overrides, "--out", str(tmp_path / "a"))
         assert code == 0, err
-        (tmp_path / "http.yaml").write_text(
-            Path("recipes/search_tiny_grpo.yaml").read_text().replace("search_tiny/", f"{Path('recipes').resolve()}/search_tiny/")
-            .replace("name: bm25\n  corpus: " + str(Path(CORPUS).resolve()), f"name: http\n  url: {remote[2].split('=')[1]}")
-        )  # fmt: skip
-        code, _, err = spaniel("eval", str(tmp_path / "http.yaml"), *overrides, "--out", str(tmp_path / "b"))
+        remote = f"retriever={{name: http, url: 'http://127.0.0.1:{port}'}}"
+        code, _, err = spaniel("eval", "search_tiny_grpo", *overrides, remote, "--out", str(tmp_path / "b"))
         assert code == 0, err
         one, other = (json.loads((tmp_path / n / "metrics.json").read_text()) for n in "ab")
         assert one == other
@@ -180,14 +176,8 @@ def test_bad_input_is_said_before_any_work(
 
 def test_an_unreachable_retriever_is_named_before_training(spaniel: Callable[..., Any], tmp_path: Path) -> None:
     url = nowhere()
-    recipe = tmp_path / "r.yaml"
-    text = (
-        Path("recipes/search_tiny_grpo.yaml")
-        .read_text()
-        .replace("search_tiny/", f"{Path('recipes').resolve()}/search_tiny/")
-    )
-    recipe.write_text(text.replace("name: bm25\n  corpus: " + str(Path(CORPUS).resolve()), f"name: http\n  url: {url}"))
-    code, _, err = spaniel("train", str(recipe), f"out={tmp_path / 'out'}")
+    remote = f"retriever={{name: http, url: '{url}'}}"
+    code, _, err = spaniel("train", "search_tiny_grpo", remote, f"out={tmp_path / 'out'}")
     assert code == 2
     assert url in err
     assert "serve-retriever" in err
