@@ -12,7 +12,7 @@ from rich.text import Text
 
 from spaniel.errors import BadInput
 from spaniel.files import write_atomically
-from spaniel.launch import Agent, RLRun, build_rl, open_agent, open_questions, open_retriever
+from spaniel.launch import Agent, RLRun, build_rl, open_agent, open_retriever, open_validation
 from spaniel.launch_sft import build_sft
 from spaniel.recipe import RLRecipe, Search, SFTRecipe
 from spaniel.rewards.rules import contains_answer
@@ -46,7 +46,7 @@ def evaluate_policy(recipe: RLRecipe, checkpoint: Path | None, out: Path | None)
     _need_validation(recipe)
     torch.set_num_threads(recipe.threads)
     agent = open_agent(recipe, checkpoint / "policy" if checkpoint else None)
-    questions = open_questions(recipe, agent.template, agent.env).validation
+    questions = open_validation(recipe, agent.template, agent.env)
     assert questions is not None
     metrics, rollouts = evaluate(
         questions.prompts,
@@ -153,10 +153,10 @@ def _report(run: RLRun) -> dict[str, object]:
     recipe, budget = run.recipe, run.recipe.rollout
     rows = recipe.data.batch_size * recipe.algorithm.group_size
     updates = recipe.policy.learning.updates(rows)
-    validation = run.questions.validation
+    validation = run.validation
     turns = recipe.env.max_turns if isinstance(recipe.env, Search) else 0
     return {
-        "training prompts": f"{len(run.questions.train.prompts)} ({run.questions.train.skipped_too_long} too long)",
+        "training prompts": f"{len(run.training.prompts)} ({run.training.skipped_too_long} too long)",
         "validation prompts": f"{len(validation.prompts)} ({validation.skipped_too_long} too long)"
         if validation
         else "none",

@@ -35,14 +35,6 @@ from spaniel.workers.learner import Learner, policy_outputs_at, value_forward
 
 
 @dataclass(frozen=True)
-class Questions:
-    """The prompts of a recipe, and how many were too long and skipped."""
-
-    train: LoadedPrompts
-    validation: LoadedPrompts | None
-
-
-@dataclass(frozen=True)
 class Agent:
     """What answers questions: enough for evaluation and chat."""
 
@@ -106,25 +98,32 @@ def open_agent(recipe: RLRecipe, folder: str | Path | None = None) -> Agent:
     return Agent(model, template, open_env(recipe), sampler, Guarded(recipe.reward))
 
 
-def open_questions(recipe: RLRecipe, template: Template, env: Env) -> Questions:
-    """All rows of all splits, checked; prompts counted in tokens by the renderer that rollouts use."""
+def open_training(recipe: RLRecipe, template: Template, env: Env) -> LoadedPrompts:
+    """The training prompts, all rows checked."""
+    return _open_prompts(recipe, recipe.data.train, recipe.data.train_data_num, template, env)
+
+
+def open_validation(recipe: RLRecipe, template: Template, env: Env) -> LoadedPrompts | None:
+    """The validation prompts, all rows checked; None for a recipe without."""
+    data = recipe.data
+    return _open_prompts(recipe, data.validation, data.val_data_num, template, env) if data.validation else None
+
+
+def _open_prompts(
+    recipe: RLRecipe, paths: tuple[str, ...], limit: int | None, template: Template, env: Env
+) -> LoadedPrompts:
+    """Prompts are counted in tokens by the renderer that rollouts use."""
 
     def length(prompt: Prompt) -> int:
         return len(template.render(env.start(prompt)))
 
-    def load(paths: tuple[str, ...], limit: int | None) -> LoadedPrompts:
-        return load_prompts(
-            paths,
-            limit=limit,
-            seed=recipe.seed,
-            length=length,
-            max_length=recipe.rollout.max_start_length,
-            too_long=recipe.data.too_long,
-        )
-
-    data = recipe.data
-    return Questions(
-        load(data.train, data.train_data_num), load(data.validation, data.val_data_num) if data.validation else None
+    return load_prompts(
+        paths,
+        limit=limit,
+        seed=recipe.seed,
+        length=length,
+        max_length=recipe.rollout.max_start_length,
+        too_long=recipe.data.too_long,
     )
 
 
@@ -153,7 +152,8 @@ class RLRun:
 
     recipe: RLRecipe
     agent: Agent
-    questions: Questions
+    training: LoadedPrompts
+    validation: LoadedPrompts | None
     parts: Parts
     longest: int
 
@@ -179,11 +179,12 @@ def build_rl(recipe: RLRecipe, checkpoint: Path | None = None) -> RLRun:
     """Open everything a recipe names; continue from `checkpoint` where one is given."""
     torch.set_num_threads(recipe.threads)
     agent = open_agent(recipe, checkpoint / "policy" if checkpoint else None)
-    questions = open_questions(recipe, agent.template, agent.env)
+    training = open_training(recipe, agent.template, agent.env)
+    validation = open_validation(recipe, agent.template, agent.env)
     _check_batches(recipe)
     data = recipe.data
     stream = PromptStream(
-        questions.train.prompts, data.batch_size, recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last
+        training.prompts, data.batch_size, recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last
     )
     outputs = policy_outputs_at(recipe.sampling.temperature)
     policy = _learner(recipe, agent.model, outputs, recipe.policy, recipe.steps)
@@ -207,7 +208,7 @@ def build_rl(recipe: RLRecipe, checkpoint: Path | None = None) -> RLRun:
         parts.policy.broadcast(load_optimizer, checkpoint, "policy")
         if parts.critic:
             parts.critic.broadcast(load_optimizer, checkpoint, "critic")
-    return RLRun(recipe, agent, questions, parts, check_lengths(recipe, context_length(agent.model)))
+    return RLRun(recipe, agent, training, validation, parts, check_lengths(recipe, context_length(agent.model)))
 
 
 def _check_batches(recipe: RLRecipe) -> None:

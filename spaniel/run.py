@@ -116,7 +116,7 @@ def _rl_steps(run: RLRun, state: State, folder: RunFolder, trackers: Trackers) -
 
 def _validate(run: RLRun, folder: RunFolder, step: int) -> Metrics:
     """All validation prompts once, with the weights that the sampler holds."""
-    questions = run.questions.validation
+    questions = run.validation
     if questions is None:
         return {}
     p = run.parts
