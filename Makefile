@@ -36,7 +36,8 @@ data: install  ## Build the facts' corpus and questions again, and the demonstra
 	$(BIN)/python recipes/search_tiny/make_data.py --demos 100000
 
 start: data  ## Make the shipped supervised start again (about half an hour on one core)
-	rm -rf runs/search_tiny_start recipes/search_tiny/start
+	rm -rf runs/search_tiny_read runs/search_tiny_start recipes/search_tiny/start
+	$(BIN)/spaniel sft search_tiny_read
 	$(BIN)/spaniel sft search_tiny_start
 	cp -r runs/search_tiny_start/checkpoints/$$(cat runs/search_tiny_start/checkpoints/latest)/policy recipes/search_tiny/start
 

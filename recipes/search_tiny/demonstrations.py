@@ -1,9 +1,10 @@
 """Demonstrations for the supervised start, over invented places.
 
 Places are invented (names spliced from training names, random codes), so the only way to be right is to read:
-a network that learns these has learned to copy, not to remember. Reading and format are always right. What to do
-is not: the teacher often answers without searching, asks a useless query, or stops after the first hop. To do
-better is what reinforcement learning is for.
+a network that learns these has learned to copy, not to remember. There are two teachers. The careful one always
+searches well; from it the network learns the format and to read. The careless one reads just as well, but often
+answers without searching, asks a useless query, or stops after the first hop; the start that is shipped has its
+habits. To do better is what reinforcement learning is for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Habits:
     """Of those that found the country of a two-hop question: answer with the country."""
     useless_second_query: float = 0.35
     """Of those that go on: a second query that names no entity."""
+
+
+CAREFUL = Habits(dict.fromkeys(KINDS, 0.0), 0.0, 0.0, 0.0)
+CARELESS = Habits()
 
 
 class World:
@@ -138,9 +143,9 @@ def _second_hop(rng: random.Random, habits: Habits, kind: str, place: Airport, o
             information(place.country.passage), answer("it says", read(kind, place))]  # fmt: skip
 
 
-def write_demonstrations(path: Path, count: int) -> None:
+def write_demonstrations(path: Path, count: int, habits: Habits) -> None:
     """`count` demonstrations, jsonl; the same ones every time."""
-    world, habits = World(path.name), Habits()
+    world = World(path.name)
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(count):
             file.write(json.dumps({"messages": episode(world, habits)}, ensure_ascii=False) + "\n")
