@@ -38,9 +38,12 @@ class PolicyGradient(ABC):
     def __post_init__(self) -> None:
         require(self.group_size >= 1, "group_size", self.group_size, "1 or more rollouts of each prompt")
         choice("loss_aggregation", self.loss_aggregation, loss.AGGREGATIONS)
-        if self.reads_length_budget:
+        if self.loss_aggregation == "token-sum-norm":
             ok = self.length_budget is not None and self.length_budget > 0
             require(ok, "length_budget", self.length_budget, "a whole number above 0 with token-sum-norm")
+        elif self.reads_length_budget:
+            ok = self.length_budget is None or self.length_budget > 0
+            require(ok, "length_budget", self.length_budget, "a whole number above 0, or null for no penalty")
         else:
             expected = f"nothing: it is not read with loss_aggregation {self.loss_aggregation}"
             require(self.length_budget is None, "length_budget", self.length_budget, expected)
