@@ -70,11 +70,26 @@ def run_rl(recipe: RLRecipe, *, resume: bool = False, say: Say = print) -> Outco
     run = build_rl(recipe, checkpoint)
     state = State(saved["step"], saved.get("algorithm", recipe.algorithm.initial_state()))
     folder = RunFolder.open(recipe.out, dump(recipe), resume=resume)
+    for warning in warnings(recipe):
+        say(f"warning: {warning}")
     say(f"{'resuming at step ' + str(state.step) if checkpoint else 'starting'}; files are in {folder.path}")
     trackers = _trackers(recipe.track, folder, recipe.steps, state.step, say)
     with _closing(folder, trackers):
         _rl_steps(run, state, folder, trackers)
     return _outcome(folder)
+
+
+def warnings(recipe: RLRecipe) -> list[str]:
+    """What is allowed but probably not meant."""
+    out = []
+    if recipe.sampling.top_p < 1 or recipe.sampling.top_k > 0:
+        out.append(
+            f"sampling.top_p {recipe.sampling.top_p}, top_k {recipe.sampling.top_k}: rollouts come from a truncated "
+            "distribution, while log-probabilities are those of the whole one; ratios and KL are then biased"
+        )
+    if not recipe.data.validation:
+        out.append("data.validation is empty: nothing will say how the policy does on questions it was not trained on")
+    return out
 
 
 @contextmanager

@@ -150,6 +150,17 @@ def test_supervised_learning_resumes_and_its_result_is_a_policy(spaniel: Callabl
     assert "use `spaniel sft" in err
 
 
+def test_a_truncated_sampling_distribution_and_a_missing_validation_are_warned_of(
+    spaniel: Callable[..., Any], tmp_path: Path
+) -> None:
+    small = [*SMALL, "steps=1", "sampling.top_p=0.95", "data.validation=[]", f"out={tmp_path / 'run'}"]
+    code, text, err = spaniel("train", "search_tiny_grpo", *small)
+    assert code == 0, err
+    assert "warning: sampling.top_p 0.95" in text
+    assert "warning: data.validation is empty" in text
+    assert "exact match before" not in text
+
+
 def test_when_validation_and_saving_are_due() -> None:
     at = due(2, 3, 7)
     assert [at(step) for step in range(1, 8)] == [
