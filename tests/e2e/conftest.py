@@ -21,10 +21,14 @@ SMALL = [
     "data.val_data_num=8",
     "track=[jsonl]",
 ]
-PPO_SMALL = [x for x in SMALL if "group" not in x] + [
+PPO_SMALL = [
+    *(x for x in SMALL if "group" not in x),
     "policy.learning.minibatch_rows=2",
     "critic.learning.minibatch_rows=2",
+    "critic.warmup_steps=1",
+    "algorithm.kl={place: reward, kind: k1, beta: 0.05, controller: adaptive, target: 0.5, horizon: 50}",
 ]
+"""With the state that only PPO has: a critic, an adaptive controller, several optimizer steps a batch."""
 
 
 def command(*arguments: str) -> int:

@@ -33,6 +33,10 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_run_is_the_uninterrupted_on
     assert metrics(again) == expected
     assert [row["step"] for row in expected] == [0, 1, 2, 3, 4]
     assert any(row.get("actor/grad_norm", 0) > 0 for row in expected)  # something was learned from
+    if "ppo" in name:
+        assert len({row["critic/kl_coeff"] for row in expected[1:]}) == 4  # the controller moves
+        assert "actor/lr" not in expected[1]  # only the critic learns in the first step
+        assert "actor/lr" in expected[2]
     # killed after step 2, in the middle of writing a line of step 3
     assert spaniel("train", name, *RECIPES[name], f"out={resumed}")[0] == 0
     for step in (3, 4):
