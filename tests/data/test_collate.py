@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spaniel.data.collate import collate
-from spaniel.types import Failure, Observed, Prompt, Rollout, Sampled, Score, Stop
+from spaniel.types import Failure, Observed, Prompt, Rollout, Sampled, Score, Stop, Turn
 
 PROMPT = Prompt("p", ({"role": "user", "content": "q"},), ("x",))
 
@@ -53,6 +53,10 @@ def test_failed_empty_and_ungraded_rows_have_no_action_and_no_reward() -> None:
 
 def test_the_oldest_weights_are_the_rows_version() -> None:
     assert collate([rollout(Observed((5,)), sampled(7, version=4), sampled(8, version=3))]).versions.tolist() == [3]
+
+
+def test_what_counts_as_a_valid_turn() -> None:
+    assert [Turn(a).valid for a in ("search", "answer", "message", "invalid")] == [True, True, True, False]
 
 
 def test_nothing_to_collate_is_an_error() -> None:
