@@ -17,7 +17,7 @@ from spaniel.data.collate import collate
 from spaniel.errors import BadInput
 from spaniel.models.hf import TinyLlama, new_llama
 from spaniel.train.sft import nll
-from spaniel.types import Batch, Observed, Prompt, Rollout, Sampled, Score, Stop, Targets
+from spaniel.types import Batch, Counts, Observed, Prompt, Rollout, Sampled, Score, Stop, Targets
 from spaniel.workers.checkpoint import load_optimizer, save_learner
 from spaniel.workers.frozen import Frozen
 from spaniel.workers.learner import Learner, Learning, micro_batches, policy_outputs_at
@@ -132,6 +132,24 @@ def test_updates_are_counted_as_the_schedule_counts_them() -> None:
     assert own.updates == own.learning.updates(8) == 6
     assert stats["actor/grad_norm"].count == 6
     assert stats["actor/skipped_updates"].mean == 0
+
+
+def test_the_denominators_are_those_of_the_mini_batch() -> None:
+    data = batch()
+    seen: list[tuple[Counts, int]] = []
+
+    def spy(logprobs: torch.Tensor, entropy: torch.Tensor, part: Batch, goal: Targets, counts: Counts) -> tuple:
+        seen.append((counts, int(part.actions.sum())))
+        return ALGORITHM.policy_loss(logprobs, entropy, part, goal, counts)
+
+    own = learner(minibatch_rows=3, micro_tokens=14)
+    own.learn(data, targets(data), spy, "actor")
+    assert len(seen) > own.updates == 3
+    assert sorted({(c.sequences, c.actions) for c, _ in seen}, reverse=True)[0][0] == 3
+    # micro-batches of one update share the counts, and their actions add up to them
+    for counts in {c for c, _ in seen}:
+        assert sum(n for c, n in seen if c is counts or c == counts) == counts.actions
+    assert sum({id(c): c.actions for c, _ in seen}.values()) == int(data.actions.sum())
 
 
 def test_a_batch_without_actions_is_skipped_and_counted() -> None:
