@@ -53,7 +53,5 @@ def test_grpo_raises_held_out_exact_match_by_25_points(seed: int, spaniel: Calla
 def test_ppo_learns_too(spaniel: Callable[..., Any], tmp_path: Path) -> None:
     before, after = learn(spaniel, "search_tiny_ppo", 1, tmp_path / "run")
     assert after - before >= 0.25
-    assert (
-        metrics(tmp_path / "run")[-1]["critic/vf_explained_var"]
-        > metrics(tmp_path / "run")[1]["critic/vf_explained_var"]
-    )
+    first, *_, last = metrics(tmp_path / "run")[1:]
+    assert last["critic/vf_loss"] < 0.5 * first["critic/vf_loss"]  # and so does the critic

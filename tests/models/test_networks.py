@@ -20,7 +20,7 @@ MODEL = new_llama(SHAPE, vocab_size=23, eos_id=0, pad_id=1, seed=3).eval()
 
 def by_hand(tokens: list[int], temperature: float) -> tuple[list[float], list[float]]:
     """float64 log-probabilities and entropies, one row, no batch, no padding."""
-    logits = MODEL(input_ids=torch.tensor([tokens])).logits[0].double() / temperature
+    logits = MODEL(input_ids=torch.tensor([tokens])).logits[0].detach().double() / temperature
     logp = logits - logits.exp().sum(-1, keepdim=True).log()
     entropy = -(logp.exp() * logp).sum(-1)
     return [0.0] + [float(logp[t - 1, tokens[t]]) for t in range(1, len(tokens))], [0.0, *entropy[:-1].tolist()]
