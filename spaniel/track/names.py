@@ -27,6 +27,7 @@ MEANING = {
     "actor/pg_loss": "the policy loss without KL and entropy terms",
     "actor/pg_clipfrac": "share of the policy's tokens at which the clip is active (also _lower and _higher)",
     "actor/ppo_kl": "mean of old - current log-probability: how far this step's updates have moved the policy",
+    "actor/ppo_kl/epoch_*": "the same in each epoch over the batch, where there are several",
     "actor/ratio": "mean probability ratio; exactly 1 at the first update on fresh rollouts",
     "actor/entropy": "mean exact entropy of the sampling distribution at the policy's tokens, in nats",
     "actor/kl_loss": "the KL term of the loss, before its coefficient",

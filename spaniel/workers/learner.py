@@ -79,12 +79,15 @@ class Learner:
         if not len(usable):
             return {f"{name}/skipped_updates": Tally(1, 1)}
         size = self.learning.minibatch_rows or len(usable)
-        for _ in range(self.learning.epochs):
+        for epoch in range(1, self.learning.epochs + 1):
+            done = len(tallies)
             # The order is a function of the seed and the update count, so it needs no state of its own.
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.updates)
             order = usable[torch.randperm(len(usable), generator=generator)]
             for start in range(0, len(order), size):
                 tallies.append(self._update(batch, targets, order[start : start + size], loss, name))
+            if self.learning.epochs > 1 and (moved := add_tallies(tallies[done:]).get(f"{name}/ppo_kl")):
+                tallies.append({f"{name}/ppo_kl/epoch_{epoch}": moved})
         return add_tallies(tallies)
 
     def _update(self, batch: Batch, targets: Targets, rows: Tensor, loss: Loss, name: str) -> Tallies:

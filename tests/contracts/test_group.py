@@ -1,39 +1,53 @@
-"""What every worker group owes; so far there is one."""
+"""What every worker group owes: rows come back in their order, tallies added up, broadcasts once a worker."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from spaniel.cluster.local import LocalGroup
 from spaniel.cluster.weights import sync
+from spaniel.types import Batch, Tally
+from spaniel.workers.learner import Learner
+from tests.fakes.group import SplitGroup
 from tests.fakes.sampler import ScriptedSampler
 from tests.workers.test_learner import batch, learner
 
 
-class Adder:
-    def __init__(self, own: int) -> None:
-        self.own = own
+class Counter:
+    """A worker that says something about its rows."""
 
-    def add(self, rows: torch.Tensor, more: int = 0) -> torch.Tensor:
-        return rows + self.own + more
+    def lengths(self, rows: Batch, more: int = 0) -> torch.Tensor:
+        return rows.lengths + more
 
-
-def test_calls_name_the_method_and_rows_keep_their_order() -> None:
-    group = LocalGroup(Adder(1))
-    assert group.scatter(Adder.add, torch.tensor([5, 3, 9]), more=2).tolist() == [8, 6, 12]
-    assert [t.tolist() for t in group.broadcast(Adder.add, torch.tensor([1]))] == [[2]]
+    def count(self, rows: Batch) -> dict[str, Tally]:
+        return {"rows": Tally(float(rows.lengths.sum()), float(len(rows)))}
 
 
-def test_a_learner_in_a_group_is_the_learner() -> None:
-    from spaniel.workers.learner import Learner
+def made(name: str, worker: Any) -> Any:
+    return LocalGroup(worker()) if name == "local" else SplitGroup([worker() for _ in range(3)])
 
-    own = learner()
-    assert torch.equal(LocalGroup(own).scatter(Learner.infer, batch()), own.infer(batch()))
+
+@pytest.mark.parametrize("name", ["local", "fake"])
+def test_the_contract(name: str) -> None:
+    group = made(name, Counter)
+    data = batch()
+    assert group.scatter(Counter.lengths, data, more=2).tolist() == (data.lengths + 2).tolist()
+    assert group.scatter(Counter.count, data)["rows"] == Tally(float(data.lengths.sum()), 8.0)
+    workers = 1 if name == "local" else 3
+    answers = group.broadcast(Counter.lengths, data)
+    assert [a.tolist() for a in answers] == [data.lengths.tolist()] * workers
+
+
+@pytest.mark.parametrize("name", ["local", "fake"])
+def test_a_learner_infers_the_same_wherever_its_rows_go(name: str) -> None:
+    group = made(name, learner)
+    torch.testing.assert_close(group.scatter(Learner.infer, batch()), learner().infer(batch()))
 
 
 def test_sync_hands_over_weights_and_version() -> None:
-    from spaniel.workers.learner import Learner
-
     sampler = ScriptedSampler(lambda r: [1])
     sync(LocalGroup(learner()), Learner.weights, sampler, 4)
     assert sampler.version == 4

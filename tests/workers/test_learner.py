@@ -132,6 +132,10 @@ def test_updates_are_counted_as_the_schedule_counts_them() -> None:
     assert own.updates == own.learning.updates(8) == 6
     assert stats["actor/grad_norm"].count == 6
     assert stats["actor/skipped_updates"].mean == 0
+    first, second = (stats[f"actor/ppo_kl/epoch_{epoch}"] for epoch in (1, 2))
+    assert first.count == second.count == int(data.actions.sum())
+    assert (first + second).mean == pytest.approx(stats["actor/ppo_kl"].mean)
+    assert "actor/ppo_kl/epoch_1" not in learner().learn(data, targets(data), ALGORITHM.policy_loss, "actor")
 
 
 def test_the_denominators_are_those_of_the_mini_batch() -> None:
