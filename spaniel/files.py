@@ -54,6 +54,15 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def remove_leftovers(folder: str | Path) -> None:
+    """Delete what writes that were killed left aside, anywhere below `folder` (nobody else may be writing there)."""
+    for path in [*Path(folder).rglob(".*.part"), *Path(folder).rglob(".*.old")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def _sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spaniel.files import folder_atomically, write_atomically
+from spaniel.files import folder_atomically, remove_leftovers, write_atomically
 
 
 def test_a_write_replaces_and_leaves_nothing_aside(tmp_path: Path) -> None:
@@ -15,6 +15,16 @@ def test_a_write_replaces_and_leaves_nothing_aside(tmp_path: Path) -> None:
     write_atomically(path, b"two")
     assert path.read_text() == "two"
     assert [p.name for p in path.parent.iterdir()] == ["f.txt"]
+
+
+def test_leftovers_of_killed_writes_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "c" / ".step.7.part").mkdir(parents=True)
+    (tmp_path / "c" / ".step.7.part" / "f").write_text("half")
+    (tmp_path / ".m.jsonl.7.part").write_text("half")
+    (tmp_path / "c" / "step").mkdir()
+    (tmp_path / ".lock").write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "c", "step"]
 
 
 def test_a_failed_write_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

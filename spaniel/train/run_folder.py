@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from spaniel.errors import BadInput
-from spaniel.files import folder_atomically, write_atomically
+from spaniel.files import folder_atomically, remove_leftovers, write_atomically
 
 RESUMABLE = frozenset({"out", "steps", "eval_every", "save_every", "track", "threads", "keep_rollouts",
                        "max_failure_share", "evaluation"})  # fmt: skip
@@ -45,6 +45,7 @@ class RunFolder:
         except OSError as error:
             os.close(lock)
             raise BadInput(f"out: {path}: another run is writing here; wait for it or choose another out") from error
+        remove_leftovers(path)
         write_atomically(path / "recipe.yaml", recipe)
         return cls(path, lock)
 
