@@ -55,7 +55,14 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Delete what writes that were killed left aside, anywhere below `folder` (nobody else may be writing there)."""
+    """Delete what writes that were killed left aside, anywhere below `folder` (nobody else may be writing there).
+
+    A folder that was moved out of the way for a new one that never came is put back.
+    """
+    for old in Path(folder).rglob(".*.old"):
+        target = old.with_name(old.name[1:].rsplit(".", 2)[0])
+        if not target.exists():
+            os.rename(old, target)
     for path in [*Path(folder).rglob(".*.part"), *Path(folder).rglob(".*.old")]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

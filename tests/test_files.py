@@ -23,8 +23,10 @@ def test_leftovers_of_killed_writes_are_removed_and_nothing_else(tmp_path: Path)
     (tmp_path / ".m.jsonl.7.part").write_text("half")
     (tmp_path / "c" / "step").mkdir()
     (tmp_path / ".lock").write_text("")
+    (tmp_path / "c" / ".step.8.old").mkdir()  # the new one is there
+    (tmp_path / "c" / ".lost.8.old").mkdir()  # the new one never came
     remove_leftovers(tmp_path)
-    assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "c", "step"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "c", "lost", "step"]
 
 
 def test_a_failed_write_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
