@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from spaniel.data.rows import read_rows
 from spaniel.data.template import Template
 from spaniel.errors import BadInput
 from spaniel.types import Observed, Prompt, Rollout, Sampled, Score, Stop
@@ -41,39 +40,9 @@ def demonstrated_texts(paths: Sequence[str], at_most: int) -> list[str]:
     return ["".join(message["content"] for message in _messages(row, where)) for where, row in rows]
 
 
-def _rows(paths: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name in paths:
-        path = Path(name)
-        if not path.is_file():
-            raise BadInput(f"demonstrations {path}: file not found")
-        count = 0
-        for where, row in _parquet(path) if path.suffix == ".parquet" else _jsonl(path):
-            count += 1
-            yield where, row
-        if not count:
-            raise BadInput(f"demonstrations {path}: is empty; expected at least one row with messages")
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"demonstrations {path}, line {number}", json.loads(line)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadInput(f"demonstrations {path}: not valid JSON lines: {error}") from error
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"demonstrations {path}: not a readable parquet file: {error}") from error
-    for number, row in enumerate(rows):
-        yield f"demonstrations {path}, row {number}", row
+def _rows(paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for path in paths:
+        yield from read_rows(path, "demonstrations")
 
 
 def _messages(row: Any, where: str) -> list[Mapping[str, str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from spaniel.data.rows import read_rows
 from spaniel.errors import BadInput
 from spaniel.types import Prompt
 
@@ -40,7 +40,11 @@ def load_prompts(
     `limit` takes a sample of that many rows that depends on `seed` alone. `length` counts a prompt's tokens:
     those over `max_length` are refused, or skipped and counted.
     """
-    rows = [prompt for path in paths for prompt in _read(Path(path))]
+    rows = [
+        to_prompt(row, where, f"{Path(path).name}:{number}")
+        for path in paths
+        for number, (where, row) in enumerate(read_rows(path, "data file"))
+    ]
     if limit is not None:
         if limit < 1:
             raise BadInput(f"data: a sample of {limit} rows was asked for; expected 1 or more")
@@ -59,46 +63,6 @@ def load_prompts(
             + ("" if fitting else "; with skip none would be left")
         )
     return LoadedPrompts(fitting, len(excess))
-
-
-def _read(path: Path) -> Iterator[Prompt]:
-    if not path.is_file():
-        raise BadInput(f"data file {path}: not found")
-    readers = {".parquet": _parquet, ".jsonl": _jsonl, ".json": _jsonl}
-    if path.suffix not in readers:
-        raise BadInput(f"data file {path}: extension {path.suffix!r}; expected one of {', '.join(readers)}")
-    count = 0
-    for number, (where, row) in enumerate(readers[path.suffix](path)):
-        count += 1
-        yield to_prompt(row, where, f"{path.name}:{number}")
-    if not count:
-        raise BadInput(f"data file {path}: is empty; expected at least one row")
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield f"data file {path}, line {number}", json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise BadInput(f"data file {path}, line {number}: not valid JSON: {error}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"data file {path}: not UTF-8 text: {error}") from error
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"data file {path}: not a readable parquet file: {error}") from error
-    for number, row in enumerate(rows):
-        yield f"data file {path}, row {number}", row
 
 
 def to_prompt(row: Any, where: str, name: str) -> Prompt:

@@ -143,7 +143,7 @@ def test_other_bad_demonstrations(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="tokens; expected at most data.max_length = 5"):
         load_demonstrations([write(tmp_path / "d.jsonl", DEMO)], TEMPLATE, 5)
     with pytest.raises(BadInput, match="not found"):
-        load_demonstrations([str(tmp_path / "none")], TEMPLATE, 5)
+        load_demonstrations([str(tmp_path / "none.jsonl")], TEMPLATE, 5)
     with pytest.raises(BadInput, match="is empty"):
         load_demonstrations([write(tmp_path / "e.jsonl")], TEMPLATE, 5)
     (tmp_path / "x.parquet").write_bytes(b"no")
