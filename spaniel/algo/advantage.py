@@ -30,21 +30,23 @@ def gae(
     """
     actions = actions.bool()
     rewards, values = masked.real(rewards.detach()), masked.real(values.detach())
-    held = _pack(values, actions)
-    filled = _filled(actions)
-    following = torch.cat([held[:, 1:], held.new_zeros(len(held), 1)], dim=1)[:, : held.shape[1]]
+    slot, filled = _slots(actions)
+    held = _pack(masked.select(values, actions), slot, filled)
+    following = torch.cat([held[:, 1:], held.new_zeros(len(held), 1)], dim=1)
     if bootstrap is not None:
-        final = torch.arange(held.shape[1], device=held.device) == actions.sum(1, keepdim=True) - 1
+        final = torch.arange(held.shape[1], device=held.device) == filled.sum(1, keepdim=True) - 1
         following = torch.where(final, bootstrap.detach().to(held)[:, None], following)
-    delta = masked.select(_pack_rewards(rewards, actions) + gamma * following - held, filled)
-    advantages = _discounted_sums(delta, gamma * lam)
-    return _unpack(advantages, actions), _unpack(advantages + held, actions)
+    delta = masked.select(_pack(_paid(rewards, actions), slot, filled) + gamma * following - held, filled)
+    advantages = _unpack(_discounted_sums(delta, gamma * lam), slot, actions)
+    return advantages, masked.select(advantages + values, actions)
 
 
 def rewards_to_go(rewards: Tensor, actions: Tensor, gamma: float = 1.0) -> Tensor:
     """R_k = r_k + gamma R_{k+1} over the actions of each row, [B, T]; an observation in between does not cut it."""
     actions = actions.bool()
-    return _unpack(_discounted_sums(_pack_rewards(masked.real(rewards.detach()), actions), gamma), actions)
+    slot, filled = _slots(actions)
+    paid = _pack(_paid(masked.real(rewards.detach()), actions), slot, filled)
+    return _unpack(_discounted_sums(paid, gamma), slot, actions)
 
 
 def credit(rewards: Tensor, actions: Tensor) -> Tensor:
@@ -54,7 +56,8 @@ def credit(rewards: Tensor, actions: Tensor) -> Tensor:
     NaN and inf on other tokens are dropped: nothing was paid there.
     """
     actions = actions.bool()
-    return _unpack(_pack_rewards(masked.real(rewards), actions), actions)
+    slot, filled = _slots(actions)
+    return _unpack(_pack(_paid(masked.real(rewards), actions), slot, filled), slot, actions)
 
 
 def place(scores: Tensor, actions: Tensor) -> Tensor:
@@ -156,32 +159,31 @@ def _centre(scores: Tensor, groups: Tensor, valid: Tensor | None) -> tuple[Tenso
     return masked.select(scores - mean[slot], usable & (low != high)[slot]), count, slot
 
 
-def _filled(actions: Tensor) -> Tensor:
-    """bool[B, K], K the largest number of actions in a row: True for the places that `_pack` fills."""
+def _slots(actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each token goes when a row's actions are moved to the left: (slot i64[B, T], filled bool[B, K]).
+
+    The k-th action of a row goes to slot k, any other token to that of the last action before it, or to the
+    first. K is the largest number of actions in a row (at least 1), `filled` says which slots an action has.
+    """
     count = actions.sum(1, keepdim=True)
-    width = int(count.max()) if len(actions) else 0
-    return torch.arange(width, device=actions.device) < count
+    width = max(int(count.max()), 1) if len(actions) else 1
+    filled = torch.arange(width, device=actions.device) < count
+    return (actions.cumsum(1) - 1).clamp_(min=0), filled
 
 
-def _pack(x: Tensor, actions: Tensor) -> Tensor:
-    """The entries of `x` at actions, moved to the left: [B, K], 0 behind each row's last."""
-    filled = _filled(actions)
-    return x.new_zeros(filled.shape).masked_scatter(filled, x[actions])
+def _paid(rewards: Tensor, actions: Tensor) -> Tensor:
+    """Rewards at actions as they are, at other tokens only where they are numbers."""
+    return masked.select(rewards, actions | rewards.isfinite())
 
 
-def _unpack(packed: Tensor, actions: Tensor) -> Tensor:
-    """The inverse of `_pack`: back to [B, T], 0 where not an action."""
-    return packed.new_zeros(actions.shape).masked_scatter(actions, packed[_filled(actions)])
+def _pack(x: Tensor, slot: Tensor, filled: Tensor) -> Tensor:
+    """The sum of what goes to each slot, [B, K]."""
+    return x.new_zeros(filled.shape).scatter_add(1, slot, x)
 
 
-def _pack_rewards(rewards: Tensor, actions: Tensor) -> Tensor:
-    """`_pack`, with the rewards on other tokens added to the last action before them (see `credit`)."""
-    filled = _filled(actions)
-    if not filled.shape[1]:
-        return rewards.new_zeros(filled.shape)
-    slot = (actions.cumsum(1) - 1).clamp(min=0)
-    paid = masked.select(rewards, actions | rewards.isfinite())
-    return masked.select(rewards.new_zeros(filled.shape).scatter_add(1, slot, paid), filled)
+def _unpack(packed: Tensor, slot: Tensor, actions: Tensor) -> Tensor:
+    """What stands in each action's slot, [B, T], 0 where not an action."""
+    return masked.select(packed.gather(1, slot), actions)
 
 
 def _discounted_sums(x: Tensor, factor: float, block: int = 64) -> Tensor:
