@@ -172,7 +172,14 @@ def _leaf(hint: Any, value: Any, key: str, origin: _Origin) -> Any:
 
 def describe(hint: Any) -> str:
     """A type as a user reads it."""
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", InputPath: "a path"}
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        InputPath: "a path",
+        list[str]: "a path or a list of paths",
+    }
     return plain.get(hint) or str(hint).replace("typing.", "")
 
 

@@ -113,6 +113,8 @@ def _read_line(console: Console) -> str:
 
 def ask(agent: Agent, recipe: RLRecipe, question: str) -> Rollout:
     """One greedy episode."""
+    if not question.strip():
+        raise BadInput("the question is empty; expected some text")
     prompt = Prompt("chat", ({"role": "user", "content": question},), ("",))
     length = len(agent.template.render(agent.env.start(prompt)))
     if length > recipe.rollout.max_start_length:

@@ -118,7 +118,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
-        raise BadInput(f"retrieval server: cannot listen on {host}:{port}: {error.strerror or error}") from error
+        cause = getattr(error, "strerror", None) or error
+        raise BadInput(f"retrieval server: cannot listen on {host}:{port}: {cause}") from error
     return listening

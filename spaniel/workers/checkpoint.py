@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import nn
@@ -23,4 +24,8 @@ def load_optimizer(learner: Learner, folder: Path, name: str) -> None:
     path = folder / f"{name}.optimizer.pt"
     if not path.is_file():
         raise BadInput(f"checkpoint {folder}: holds no {path.name}; it is not complete")
-    learner.load_state(torch.load(path, weights_only=True))
+    try:
+        learner.load_state(torch.load(path, weights_only=True))
+    except (RuntimeError, ValueError, KeyError, TypeError, EOFError, UnpicklingError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"checkpoint {folder}: {path.name} is damaged or of another model: {first_line}") from error

@@ -156,6 +156,9 @@ BAD: list[tuple[list[str], str]] = [
     (["eval", "search_tiny_start"], "is supervised learning"),
     (["index", "nowhere.jsonl", "{tmp}/index"], "nowhere.jsonl: file not found"),
     (["serve-retriever", "nowhere.jsonl"], "nowhere.jsonl: file not found"),
+    (["serve-retriever", CORPUS, "--port", "99999"], "cannot listen on 127.0.0.1:99999"),
+    (["chat", "search_tiny_grpo", " "], "the question is empty"),
+    (["train", "search_tiny_grpo", "data.train=3"], "data.train: 3; expected a path or a list of paths"),
     (["check", "{tmp}"], "neither a file"),
 ]
 
@@ -181,6 +184,38 @@ def test_an_unreachable_retriever_is_named_before_training(spaniel: Callable[...
     assert code == 2
     assert url in err
     assert "serve-retriever" in err
+
+
+def test_damaged_runs_are_named(spaniel: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go_on = ["train", "search_tiny_grpo", *SMALL, "steps=2", f"out={out}", "--resume"]
+    assert spaniel("train", "search_tiny_grpo", *SMALL, "steps=1", f"out={out}")[0] == 0
+    folder = out / "checkpoints" / "step-000001"
+
+    def fails(message: str) -> None:
+        code, _, err = spaniel(*go_on)
+        assert code == 2
+        assert message in err
+        assert "Traceback" not in err
+
+    for name, message in {
+        "policy.optimizer.pt": "policy.optimizer.pt is damaged",
+        "policy/model.safetensors": "cannot be loaded",
+        "policy/tokenizer.json": "cannot be loaded",
+        "policy/config.json": "cannot be loaded",
+    }.items():
+        good = (folder / name).read_bytes()
+        (folder / name).write_bytes(good[:100])
+        fails(message)
+        (folder / name).write_bytes(good)
+    (folder / "policy.optimizer.pt").rename(tmp_path / "aside")
+    fails("holds no policy.optimizer.pt")
+    (tmp_path / "aside").rename(folder / "policy.optimizer.pt")
+    (folder / "state.json").write_text("{")
+    fails("state.json cannot be read")
+    (folder / "state.json").write_text('{"step": 1}')
+    (out / "recipe.yaml").write_text("a: [1")
+    fails("cannot be read as YAML")
 
 
 def test_an_out_that_cannot_be_written(spaniel: Callable[..., Any], tmp_path: Path) -> None:
