@@ -186,6 +186,37 @@ def test_an_unreachable_retriever_is_named_before_training(spaniel: Callable[...
     assert "serve-retriever" in err
 
 
+GOOD_ROW = '{"prompt": "q", "reward_model": {"ground_truth": "a"}}'
+FILES: list[tuple[str, str, bytes, str]] = [
+    ("data.train", "d.parquet", b"PAR1 garbage", "not a readable parquet file"),
+    ("data.train", "d.jsonl", b"", "is empty"),
+    ("data.train", "d.jsonl", b'{"reward_model": {"ground_truth": "a"}}', "line 1: prompt is missing"),
+    ("data.train", "d.jsonl", GOOD_ROW.encode() + b'\n{"prompt": "q"}', "line 2: reward_model is missing"),
+    ("data.validation", "d.jsonl", GOOD_ROW.encode() + b'\n{"prompt": "q"}', "line 2: reward_model is missing"),
+    ("retriever.corpus", "c.jsonl", b"", "is empty"),
+    (
+        "retriever.corpus",
+        "c.jsonl",
+        b'{"id": 1, "contents": "x"}\n{"id": 1, "contents": "y"}',
+        "line 2: id '1' stands in line 1",
+    ),
+    ("retriever.corpus", "c.jsonl", b'{"id": 1}', "line 1: contents is None"),
+]
+
+
+@pytest.mark.parametrize(("key", "name", "content", "message"), FILES)
+def test_bad_files_are_said_before_any_work(
+    key: str, name: str, content: bytes, message: str, spaniel: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    out = tmp_path / "out"
+    code, _, err = spaniel("train", "search_tiny_grpo", f"{key}={tmp_path / name}", f"out={out}")
+    assert code == 2
+    assert message in err
+    assert str(tmp_path / name) in err
+    assert not out.exists()
+
+
 def test_damaged_runs_are_named(spaniel: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "run"
     go_on = ["train", "search_tiny_grpo", *SMALL, "steps=2", f"out={out}", "--resume"]
