@@ -63,9 +63,7 @@ def test_aggregation(mask: str, level: str, mode: str) -> None:
 @pytest.mark.parametrize(("level", "mode"), LEVELS)
 def test_policy_loss_its_gradient_and_metrics(name: str, settings: tuple, mask: str, level: str, mode: str) -> None:
     rows, theirs = X[mask].bool(), f"PolicyLoss/{name}/token_level={level}/{mask}"
-    value, gradient = with_gradient(
-        lambda lp: loss.aggregate(loss.clipped(lp, OLD, ADVANTAGES, *settings), rows, mode)
-    )
+    value, gradient = with_gradient(lambda lp: loss.aggregate(loss.clipped(lp, OLD, ADVANTAGES, *settings), rows, mode))
     same(value, out("openrlhf", theirs))
     same(gradient, out("openrlhf", theirs, 5))
     low, high, _ = loss.clip_active(CURRENT, OLD, ADVANTAGES, *settings)
@@ -74,7 +72,7 @@ def test_policy_loss_its_gradient_and_metrics(name: str, settings: tuple, mask: 
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_gspo_and_a_difference_in_its_gradient(mask: str) -> None:
+def test_gspo_and_difference_in_its_gradient(mask: str) -> None:
     """OpenRLHF differentiates the mean in the sequence's ratio, so a token gets the row's mean advantage; ours is
     GSPO-token, where each token keeps its own. With one advantage a row, as GSPO has, they are the same, and so
     are the sums over rows here, where advantages differ by token."""
@@ -153,8 +151,8 @@ def test_kl_in_rewards(mask: str) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_difference_whitening_is_over_the_whole_batch(mask: str) -> None:
     """OpenRLHF's masked_normalize takes each row by itself, with the population variance: a row's advantages then say
-    nothing about how good the row was. We are right by Andrychowicz et al. 2021 (arXiv:2006.05990, C67), and the n-1
-    variance is verl's."""
+    nothing about how good the row was. We are right: PPO's advantages are compared over the batch. The n-1 variance is
+    verl's too."""
     rows, theirs = X[mask].bool(), out("openrlhf", f"masked_normalize/{mask}")
     for row in range(8):
         x = ADVANTAGES[row, rows[row]]

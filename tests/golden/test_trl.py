@@ -63,7 +63,7 @@ def test_cispo_and_its_gradient() -> None:
 
 def test_difference_bounds_of_cispo_are_relative_to_one() -> None:
     """TRL clamps the ratio at epsilon_high itself: with PPO's 0.28 every weight would be at most 0.28. We are right by
-    the paper (MiniMax-M1, equation 5): the bound is 1 + epsilon_high."""
+    the paper (MiniMax-M1): the bound is 1 + epsilon_high."""
     rho = torch.tensor([1.0, 1.2, 3.0], dtype=torch.float64)
     own = loss.cispo(rho.log(), torch.zeros(3, dtype=torch.float64), torch.ones(3), None, 0.28)
     assert (-own / rho.log()).tolist()[1:] == pytest.approx([1.2, 1.28])
