@@ -123,7 +123,9 @@ class TorchSampling:
 Tracker = Literal["console", "jsonl"]
 
 
-def _check_run(steps: int, eval_every: int, save_every: int, threads: int) -> None:
+def _check_run(seed: int, steps: int, eval_every: int, save_every: int, threads: int) -> None:
+    if seed < 0:
+        raise BadInput(f"seed: {seed}; expected 0 or more")
     if steps < 1:
         raise BadInput(f"steps: {steps}; expected 1 or more")
     for name, value in (("eval_every", eval_every), ("save_every", save_every)):
@@ -163,7 +165,7 @@ class RLRecipe:
     """Write the rollouts of every n-th step (0: never); those of validation are always written."""
 
     def __post_init__(self) -> None:
-        _check_run(self.steps, self.eval_every, self.save_every, self.threads)
+        _check_run(self.seed, self.steps, self.eval_every, self.save_every, self.threads)
         if isinstance(self.env, Search) and self.retriever is None:
             raise BadInput("retriever: missing; expected one, since env is search")
         if not isinstance(self.env, Search) and self.retriever is not None:
@@ -204,7 +206,7 @@ class SFTRecipe:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        _check_run(self.steps, self.eval_every, self.save_every, self.threads)
+        _check_run(self.seed, self.steps, self.eval_every, self.save_every, self.threads)
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {

@@ -81,6 +81,7 @@ BAD: list[tuple[list[str], str]] = [
     (["steps=many"], "steps: 'many'; expected a whole number"),
     (["steps=1.5"], r"steps: 1.5; expected a whole number"),
     (["steps=true"], "steps: True; expected a whole number"),
+    (["seed=-1"], "seed: -1; expected 0 or more"),
     (["steps=0"], "steps: 0; expected 1 or more"),
     (["steps=null"], "steps: None; expected a whole number"),
     (["eval_every=-1"], "eval_every: -1; expected 0"),

@@ -142,7 +142,8 @@ class PromptStream(Generic[T]):
 
     def spare(self, step: int, attempt: int, count: int) -> list[T]:
         """`count` items beside the batch of `step`, from a random stream of their own: no batch changes by it."""
-        return random.Random(f"{self.seed} spare {step} {attempt}").choices(self.items, k=count)
+        rng = random.Random(f"{self.seed} spare {step} {attempt}")
+        return rng.sample(self.items, count) if count <= len(self.items) else rng.choices(self.items, k=count)
 
     def batch(self, step: int) -> list[T]:
         """The items of step `step`."""

@@ -6,7 +6,8 @@ the same ids everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ from spaniel.types import Message
 class Template:
     """A tokenizer with its chat template.
 
-    `eos_ids`: the tokens that end a completion. `pad_id` fills tensors behind `lengths` and is never looked at.
+    `eos_ids`: the tokens that end a completion (chat models have several; `more_eos` names those beside the
+    tokenizer's own). `pad_id` fills tensors behind `lengths` and is never looked at.
     """
 
-    def __init__(self, tokenizer: Any, name: str = "tokenizer") -> None:
+    def __init__(self, tokenizer: Any, name: str = "tokenizer", more_eos: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.name = name
         eos = tokenizer.eos_token_id
         if eos is None:
             raise BadInput(f"tokenizer {name}: has no eos token; expected one, so that the policy can end its turn")
-        self.eos_ids: frozenset[int] = frozenset([int(eos)])
+        self.eos_ids: frozenset[int] = frozenset([int(eos), *more_eos])
         self.eos_id = int(eos)
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos)
         self._pieces: dict[int, str] = {}
@@ -92,7 +94,20 @@ def load_template(folder: str | Path) -> Template:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"tokenizer folder {path}: cannot be loaded: {error}") from error
-    return Template(tokenizer, str(path))
+    return Template(tokenizer, str(path), _generation_eos(path))
+
+
+def _generation_eos(folder: Path) -> list[int]:
+    """The end tokens that the model's generation_config.json lists, if it has one."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error
+    listed = found if isinstance(found, list) else [found]
+    return [int(token) for token in listed if token is not None]
 
 
 def wrap_tokenizer(tokenizer: Any, *, eos: str, pad: str, chat_template: str) -> Any:

@@ -53,7 +53,7 @@ def evaluate(
     for start in range(0, len(prompts), how.batch_size):
         part = prompts[start : start + how.batch_size]
         done = rollout(
-            part, env, sampler, template, budget, group_size=how.samples, seed=(seed, 0), temperature=how.temperature
+            part, env, sampler, template, budget, group_size=how.samples, seed=(seed, 0, 0), temperature=how.temperature
         )
         rollouts += grade(done, reward, template.text)
     return validation_metrics(rollouts, how.samples), rollouts

@@ -84,6 +84,17 @@ def test_saved_and_loaded_templates_give_the_same_ids(tmp_path: Path) -> None:
         load_template(tmp_path / "nowhere")
 
 
+def test_every_end_token_of_the_model_ends_a_completion(tmp_path: Path) -> None:
+    TEMPLATE.save(tmp_path)
+    own = TEMPLATE.eos_id
+    for listed, expected in (([own, 7], {own, 7}), (9, {own, 9}), (None, {own})):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+        assert load_template(tmp_path).eos_ids == expected
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(BadInput, match=r"generation_config\.json: cannot be read"):
+        load_template(tmp_path)
+
+
 def test_a_tokenizer_without_an_end_is_refused() -> None:
     class Endless(Doubling):
         eos_token_id = None
