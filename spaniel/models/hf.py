@@ -215,10 +215,19 @@ def _by_layer_type(model: nn.Module, mask: Tensor, slots: Tensor, positions: Ten
     config = config_of(model)
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
+    whole = _as_attention_reads_it(model, mask)
     if not window or (kinds and "sliding_attention" not in kinds):
+        return whole
+    near = _as_attention_reads_it(model, mask & (slots > positions[:, :, None] - window)[:, None])
+    return {"full_attention": whole, "sliding_attention": near} if kinds else near
+
+
+def _as_attention_reads_it(model: nn.Module, mask: Tensor) -> Tensor:
+    """Eager attention (models with capped logits) adds the mask to the scores; torch's own takes it as it is."""
+    if getattr(config_of(model), "_attn_implementation", "sdpa") != "eager":
         return mask
-    near = mask & (slots > positions[:, :, None] - window)[:, None]
-    return {"full_attention": mask, "sliding_attention": near} if kinds else near
+    dtype = next(model.parameters()).dtype
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def _cache_argument(model: nn.Module) -> str:

@@ -89,11 +89,12 @@ def test_baselines_leave_the_gradient_or_scale_it(weigh: Callable[[Tensor], Tens
 
 
 def test_dividing_by_the_std_of_the_group_bends_the_gradient() -> None:
-    """GRPO's is no multiple of the true gradient (Dr. GRPO's point): its direction is off, here by 7 degrees."""
+    """GRPO's is no multiple of the true gradient (Dr. GRPO's point): a group that differs by 0.5 weighs as much as one
+    that differs by 3. Its direction is off, here by 48 degrees (numbers from a separate enumeration in numpy)."""
     own = over_groups(lambda s: advantage.group_relative(s, one_group(s), True))
     cosine = float(own @ TRUE / (own.norm() * TRUE.norm()))
-    assert cosine == pytest.approx(0.9924, abs=1e-3)
-    assert float(own.norm() / TRUE.norm()) == pytest.approx(0.71, abs=0.01)
+    assert cosine == pytest.approx(0.667411, abs=1e-5)
+    assert float(own.norm() / TRUE.norm()) == pytest.approx(0.940052, abs=1e-5)
 
 
 def test_a_baseline_weighed_by_length_is_biased_where_length_tells_the_action() -> None:
@@ -121,7 +122,7 @@ def test_kl_gradients() -> None:
     torch.testing.assert_close(expected(lambda lp: kl.estimate(lp, REF, "k1")), torch.zeros(3, dtype=F64))
     other = gradient(lambda lp: (REF.exp() * (REF - lp)).sum())
     torch.testing.assert_close(expected(lambda lp: kl.estimate(lp, REF, "k3")), other)
-    assert float((other - TRUE_KL).norm() / TRUE_KL.norm()) == pytest.approx(0.35, abs=0.02)  # biased, by this much
+    assert float((other - TRUE_KL).norm() / TRUE_KL.norm()) == pytest.approx(0.533780, abs=1e-5)  # biased, by this much
     exact = gradient(lambda lp: kl.estimate(lp[None], REF[None], "full").sum())
     torch.testing.assert_close(exact, TRUE_KL)
 
@@ -146,8 +147,8 @@ def test_the_values_of_the_estimators() -> None:
     mean = {k: float((log_pi.exp() * kl.estimate(log_pi, REF, k)).sum()) for k in ("k1", "k2", "k3", "abs")}
     assert mean["k1"] == pytest.approx(true)
     assert mean["k3"] == pytest.approx(true)
-    assert mean["k2"] / true == pytest.approx(1.14, abs=0.02)
-    assert mean["abs"] / true > 2
+    assert mean["k2"] / true == pytest.approx(1.032691, abs=1e-5)
+    assert mean["abs"] / true == pytest.approx(1.637337, abs=1e-5)
     assert kl.estimate(log_pi[None], REF[None], "full").tolist() == pytest.approx([true])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -273,84 +272,6 @@ def test_losses_by_hand() -> None:
     assert float(loss.value(one, 3 * one, 0.5 * one, 0.2)) == pytest.approx(0.5 * (0.7 - 3) ** 2)
     assert float(kl.adapt(0.1, 12.0, 6.0, 256, 10_000.0)) == pytest.approx(0.100512)
     assert float(loss.bradley_terry(torch.tensor([-100.0]), torch.tensor([0.0]))) == pytest.approx(100.0)
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "clipped": lambda x, old, adv, m: loss.clipped(x, old, adv, 0.2, 0.3),
-    "dual": lambda x, old, adv, m: loss.clipped(x, old, adv, 0.2, 0.3, 2.0),
-    "gspo": lambda x, old, adv, m: loss.gspo(x, old, adv, m, 10.0, 10.0) / 1.0,
-    "reinforce": lambda x, old, adv, m: loss.reinforce(x, adv),
-    "value": lambda x, old, adv, m: loss.value(x, adv),
-    "value clipped": lambda x, old, adv, m: loss.value(x, adv, old, 0.2),
-    "k2": lambda x, old, adv, m: kl.estimate(x, old, "k2"),
-    "k3": lambda x, old, adv, m: kl.estimate(x, old, "k3"),
-}
-
-
-@pytest.mark.parametrize("name", [n for n in LOSSES if n != "gspo"])
-@pytest.mark.parametrize(("mode", "more"), MODES)
-def test_gradients_by_finite_differences(name: str, mode: str, more: dict) -> None:
-    generator = torch.Generator().manual_seed(4)
-    mask = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
-    x, old, adv = (torch.randn(3, 4, generator=generator, dtype=F64) for _ in range(3))
-    x.requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: loss.aggregate(LOSSES[name](t, old, adv, mask), mask, mode, **more), x)
-
-
-def test_the_gradient_of_gspo_is_that_of_its_sequence_ratio() -> None:
-    """sum over actions of s A / n, with s = exp(mean of (lp - old)): d/d lp_t = s A / n for every action t."""
-    mask = torch.tensor([[1, 1, 0, 1]]).bool()
-    lp, old = torch.tensor([[-1.0, -2, -9, -1.5]], dtype=F64).requires_grad_(), torch.full((1, 4), -1.4, dtype=F64)
-    loss.aggregate(
-        loss.gspo(lp, old, torch.full((1, 4), 0.7, dtype=F64), mask, 9, 9), mask, "seq-mean-token-mean"
-    ).backward()
-    s = math.exp(((-1 - 2 - 1.5) - 3 * -1.4) / 3)
-    assert lp.grad is not None
-    assert lp.grad[0].tolist() == pytest.approx([-0.7 * s / 3, -0.7 * s / 3, 0, -0.7 * s / 3])
-
-
-def test_unbiased_estimators_meet_the_true_gradient_on_a_softmax_bandit() -> None:
-    """Expected gradients over all actions, weighed by their probability: exact, no Monte Carlo needed.
-
-    Policy gradient: E[A grad log pi] for REINFORCE, PPO's at ratio 1, CISPO; KL: k2's gradient (and the unbiased
-    forms) give the true gradient of KL(pi | ref); k1's is zero; k3's is that of another divergence.
-    """
-    logits = torch.tensor([0.3, -0.8, 1.1], dtype=F64, requires_grad=True)
-    ref = torch.log_softmax(torch.tensor([0.0, 0.5, -0.5], dtype=F64), 0)
-    reward = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
-    log_pi = torch.log_softmax(logits, 0)
-    pi = log_pi.exp().detach()
-    (true,) = torch.autograd.grad(-(log_pi.exp() * reward).sum(), logits, retain_graph=True)
-    per_token = {
-        "reinforce": loss.reinforce(log_pi, reward),
-        "clipped": loss.clipped(log_pi, log_pi.detach(), reward, 0.2, 0.2),
-        "cispo": loss.cispo(log_pi, log_pi.detach(), reward),
-    }
-    for terms in per_token.values():
-        (own,) = torch.autograd.grad((pi * terms).sum(), logits, retain_graph=True)
-        torch.testing.assert_close(own, true)
-    (true,) = torch.autograd.grad((log_pi.exp() * (log_pi - ref)).sum(), logits, retain_graph=True)
-
-    def expected(terms: Tensor) -> Tensor:
-        return torch.autograd.grad((pi * terms).sum(), logits, retain_graph=True)[0]
-
-    torch.testing.assert_close(expected(kl.estimate(log_pi, ref, "k2")), true)
-    for kind in ("k2", "k3"):
-        torch.testing.assert_close(expected(kl.unbiased(log_pi, ref, kind)), true)
-        torch.testing.assert_close(kl.unbiased(log_pi, ref, kind), kl.estimate(log_pi, ref, kind))
-    torch.testing.assert_close(expected(kl.estimate(log_pi, ref, "k1")), torch.zeros(3, dtype=F64))
-    (forward,) = torch.autograd.grad((ref.exp() * (ref - log_pi)).sum(), logits, retain_graph=True)
-    torch.testing.assert_close(expected(kl.estimate(log_pi, ref, "k3")), forward)
-    assert float((forward - true).abs().max()) > 0.05  # biased, by this much
-
-
-def test_the_values_of_all_estimators_average_to_the_kl() -> None:
-    log_pi = torch.log_softmax(torch.tensor([0.3, -0.8, 1.1], dtype=F64), 0)
-    ref = torch.log_softmax(torch.tensor([0.0, 0.5, -0.5], dtype=F64), 0)
-    true = float((log_pi.exp() * (log_pi - ref)).sum())
-    for kind in ("k1", "k3"):
-        assert float((log_pi.exp() * kl.estimate(log_pi, ref, kind)).sum()) == pytest.approx(true)
-    assert kl.estimate(log_pi[None], ref[None], "full").tolist() == pytest.approx([true])
 
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6), st.floats(-9, 9, width=32))
