@@ -53,7 +53,8 @@ def credit(rewards: Tensor, actions: Tensor) -> Tensor:
     """Token rewards [B, T] moved onto actions: one on any other token goes to the last action before it.
 
     Where there is none before, it goes to the first; a row without actions has no place for any (all 0).
-    NaN and inf on other tokens are dropped: nothing was paid there.
+    NaN and inf on other tokens are dropped: nothing was paid there. Padding cannot be told from an observation
+    here, so it must hold no other number than 0.
     """
     actions = actions.bool()
     slot, filled = _slots(actions)
