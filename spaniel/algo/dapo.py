@@ -31,6 +31,9 @@ class DAPO(ClippedPolicy):
         super().__post_init__()
         check_group_size(self.group_size)
         require(self.resample_tries >= 0, "resample_tries", self.resample_tries, "0 (off) or more")
+        if self.length_budget is None:
+            expected = "nothing: without length_budget there is no penalty to shape"
+            require(self.overlong_share == DAPO.overlong_share, "overlong_share", self.overlong_share, expected)
         require(0 < self.overlong_share <= 1, "overlong_share", self.overlong_share, "a share of length_budget, 0 to 1")
 
     @property

@@ -226,7 +226,7 @@ def check_group_size(size: int) -> None:
 
 
 def grouped(signal: Signal, per_row: Tensor, group_size: int) -> tuple[Targets, Metrics]:
-    """Targets from one advantage a row, and the share of groups in which no two usable rows differ.
+    """Targets from one advantage a row, and the share of groups in which it is the same (0) for all usable rows.
 
     Groups of more than `group_size` rows are refused: two prompts would share a number.
     """
@@ -236,6 +236,6 @@ def grouped(signal: Signal, per_row: Tensor, group_size: int) -> tuple[Targets, 
             f"group {int(numbers[members.argmax()])} has {int(members.max())} rows, but group_size is {group_size}: "
             "two prompts seem to share a group number"
         )
-    silent = advantage.without_signal(signal.totals, signal.groups, signal.usable)
+    silent = advantage.without_signal(per_row, signal.groups, signal.usable)
     share = float(silent.double().mean()) if len(silent) else 0.0
     return Targets(advantage.spread(per_row, signal.actions)), {"critic/groups/without_signal": share}

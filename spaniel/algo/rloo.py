@@ -18,7 +18,7 @@ from spaniel.types import Batch, Metrics, Targets
 class RLOO(Reinforce):
     """A_i = score_i - mean of the group's other scores; loss -A log pi, summed over each sequence.
 
-    The score holds the KL penalty, as in the paper (beta 0.05, k = 4 rollouts of a prompt).
+    The score holds the KL penalty, as in the paper, with its 4 rollouts of a prompt; beta 0.05 is TRL's.
     """
 
     group_size: int = 4

@@ -21,6 +21,14 @@ def choice(key: str, found: str, known: tuple[str, ...]) -> None:
     require(found in known, key, found, f"one of {', '.join(known)}{nearest(str(found), known)}")
 
 
+def _refuse_unread(settings: Any, section: str, names: tuple[str, ...], why: str) -> None:
+    """BadInput for a setting that was changed although nothing reads it."""
+    for spec in fields(settings):
+        if spec.name in names:
+            found = getattr(settings, spec.name)
+            require(found == spec.default, f"{section}.{spec.name}", found, f"nothing: {why}, so it would not be read")
+
+
 @dataclass(frozen=True)
 class KL:
     """How the policy is held near the reference: in one place, by one estimator."""
@@ -46,7 +54,7 @@ class KL:
         choice("kl.kind", self.kind, ("auto", *kl.KINDS))
         choice("kl.controller", self.controller, ("fixed", "adaptive"))
         if self.place == "none":
-            self._refuse_unread(("kind", "controller", "target", "horizon", "unbiased"), "kl.place is none")
+            _refuse_unread(self, "kl", ("kind", "controller", "target", "horizon", "unbiased"), "kl.place is none")
             require(not self.beta, "kl.beta", self.beta, "no coefficient where kl.place is none: set reward or loss")
             return
         require(
@@ -59,7 +67,7 @@ class KL:
         if self.controller == "adaptive":
             self._check_controller()
         else:
-            self._refuse_unread(("target", "horizon"), "kl.controller is fixed")
+            _refuse_unread(self, "kl", ("target", "horizon"), "kl.controller is fixed")
 
     def _check_estimator(self) -> None:
         if self.estimator == "full":
@@ -72,7 +80,7 @@ class KL:
             expected = "k2, k3 or abs in the loss: the expected gradient of k1 as a loss is zero, it would hold nothing"
             require(self.estimator != "k1", "kl.kind", self.kind, expected)
         else:
-            self._refuse_unread(("unbiased",), f"kl.place is {self.place}")
+            _refuse_unread(self, "kl", ("unbiased",), f"kl.place is {self.place}")
 
     def _check_controller(self) -> None:
         expected = f"fixed where kl.place is {self.place}: the adaptive coefficient acts on rewards"
@@ -80,12 +88,6 @@ class KL:
         require(0 < self.target < math.inf, "kl.target", self.target, "a number above 0 (nats per sequence)")
         require(0 < self.horizon < math.inf, "kl.horizon", self.horizon, "a number above 0 (sequences)")
         require(self.weight > 0, "kl.beta", self.beta, "a number above 0 for the adaptive controller to scale")
-
-    def _refuse_unread(self, names: tuple[str, ...], why: str) -> None:
-        for field in fields(self):
-            if field.name in names:
-                found = getattr(self, field.name)
-                require(found == field.default, f"kl.{field.name}", found, f"nothing: {why}, so it would not be read")
 
     @property
     def weight(self) -> float:
@@ -106,6 +108,13 @@ class KL:
     def initial_state(self) -> dict[str, float]:
         """The controller's state: {"beta": ...}, passed in and out of `Algorithm.targets` and checkpointed."""
         return {"beta": self.weight} if self.needs_reference else {}
+
+    def check_step(self, sequences: int) -> None:
+        """Refuse an adaptive controller whose coefficient `sequences` rollouts a step could turn to 0 or below."""
+        if self.controller == "adaptive":
+            least = 0.2 * sequences
+            expected = f"more than {least:g}, a fifth of the {sequences} sequences of a step"
+            require(self.horizon > least, "kl.horizon", self.horizon, expected)
 
     def coefficient(self, state: dict[str, float]) -> float:
         """beta of this step: the controller's, or the recipe's where it is fixed."""
@@ -133,3 +142,5 @@ class Mismatch:
         choice("mismatch.mode", self.mode, mismatch.MODES)
         choice("mismatch.level", self.level, mismatch.LEVELS)
         require(1 < self.cap < math.inf, "mismatch.cap", self.cap, "a number above 1")
+        if self.mode == "none":
+            _refuse_unread(self, "mismatch", ("level", "cap"), "mismatch.mode is none")

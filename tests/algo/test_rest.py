@@ -215,6 +215,11 @@ def test_a_dual_clip_is_reported() -> None:
     assert tallies["actor/pg_clipfrac_dual"].total == float(negative.sum()) > 0
 
 
+def test_a_step_of_any_size_suits_a_fixed_controller_and_a_small_one_an_adaptive() -> None:
+    KL(place="reward", beta=0.1).check_step(10**9)
+    KL(place="reward", beta=0.1, controller="adaptive", horizon=10.0).check_step(49)
+
+
 def test_an_adaptive_controller_without_usable_rows_keeps_its_coefficient() -> None:
     settings = KL(place="reward", beta=0.1, controller="adaptive")
     assert settings.next_state({"beta": 0.3}, 5.0, 0) == {"beta": 0.3}
