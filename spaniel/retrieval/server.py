@@ -3,7 +3,8 @@
 POST /retrieve {"queries": ["..", ..], "topk": 3, "return_scores": true}
   -> {"result": [[{"document": {"id": .., "contents": ..}, "score": ..}, ..], ..]}
 (without scores the documents themselves: [[{"id": .., "contents": ..}, ..], ..])
-GET /health -> {"status": "ok", "passages": .., "version": ..}
+GET /health -> {"status": "ok", "name": "BM25", "passages": .., "version": ..}
+A malformed request gets 422 and {"detail": [{"loc": [field, ..], "msg": ..}, ..]}.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from spaniel import __version__
 from spaniel.errors import BadInput, SpanielError
 from spaniel.retrieval.base import Passage, Retriever
 
-MAX_BODY_BYTES = 16_000_000
+MAX_BODY_BYTES = 64_000_000
 MAX_QUERIES = 10_000
 MAX_TOPK = 1_000
+_START_STOP_S = 10.0
 
 
 class Query(BaseModel):
@@ -62,7 +64,8 @@ def application(retriever: Retriever, topk: int = 3) -> Starlette:
 
     async def health(request: Request) -> Response:
         count = len(retriever) if isinstance(retriever, Sized) else None
-        return JSONResponse({"status": "ok", "passages": count, "version": __version__})
+        name = type(retriever).__name__
+        return JSONResponse({"status": "ok", "name": name, "passages": count, "version": __version__})
 
     return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health)])
 
@@ -87,28 +90,40 @@ def _shown(passage: Passage, with_score: bool) -> dict[str, Any]:
 def serve(retriever: Retriever, *, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
     """Serve until interrupted. Only this machine is listened to unless `host` says otherwise."""
     listening = _listen(host, port)
-    config = uvicorn.Config(application(retriever, topk), log_level="warning")
-    uvicorn.Server(config).run(sockets=[listening])
+    _server(retriever, topk).run(sockets=[listening])
 
 
 @contextmanager
 def running(retriever: Retriever, *, host: str = "127.0.0.1", port: int = 0, topk: int = 3) -> Iterator[str]:
-    """Serve in a thread for the length of a `with` block; gives the base URL (a free port where `port` is 0)."""
+    """Serve in a thread for the length of a `with` block; gives the base URL (a free port where `port` is 0).
+
+    `SpanielError` where the server is not up, or not down again, within 10 s.
+    """
     listening = _listen(host, port)
-    server = uvicorn.Server(uvicorn.Config(application(retriever, topk), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    server = _server(retriever, topk)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="retrieval server", daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started:
-        if time.monotonic() > deadline or not thread.is_alive():
-            raise SpanielError(f"the retrieval server on {host}:{port} did not start within 10 s")
-        time.sleep(0.01)
+    place = f"[{host}]" if ":" in host else host
+    url = f"http://{place}:{listening.getsockname()[1]}"
     try:
-        yield f"http://{host}:{listening.getsockname()[1]}"
+        deadline = time.monotonic() + _START_STOP_S
+        while not server.started:
+            if time.monotonic() > deadline or not thread.is_alive():
+                raise SpanielError(f"the retrieval server on {url} did not start within {_START_STOP_S:.0f} s")
+            time.sleep(0.01)
+        yield url
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(_START_STOP_S)
         listening.close()
+    if thread.is_alive():
+        raise SpanielError(f"the retrieval server on {url} did not stop within {_START_STOP_S:.0f} s")
+
+
+def _server(retriever: Retriever, topk: int) -> uvicorn.Server:
+    # A request that does not end must not keep the server from ending.
+    config = uvicorn.Config(application(retriever, topk), log_level="warning", timeout_graceful_shutdown=5)
+    return uvicorn.Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -42,7 +42,7 @@ def test_batched_logprobs_and_entropies_are_those_of_single_rows(
         tokens[i, : len(row)] = torch.tensor(row)
         for t in range(1, len(row)):
             actions[i, t] = random.random() < 0.6  # type: ignore[attr-defined]
-    logp, entropy = policy_outputs(MODEL, tokens, actions, temperature)
+    logp, entropy = (x.detach() for x in policy_outputs(MODEL, tokens, actions, temperature))
     for i, row in enumerate(rows):
         expected, spread = by_hand(row, temperature)
         for t in range(width):

@@ -16,7 +16,8 @@ import pytest
 from spaniel.errors import BadInput
 from spaniel.retrieval.base import Passage, RetrieverError
 from spaniel.retrieval.bm25 import BM25
-from spaniel.retrieval.client import HttpRetriever, parse_reply
+from spaniel.retrieval.client import HttpRetriever
+from spaniel.retrieval.reply import parse_reply
 from spaniel.retrieval.server import running
 
 Script = Callable[[int, dict[str, Any]], tuple[int, bytes, dict[str, str]] | None]
