@@ -170,10 +170,10 @@ def main() -> None:
     arguments = parser.parse_args()
     write_data(arguments.out)
     if arguments.demos:
-        from demonstrations import CAREFUL, CARELESS, write_demonstrations
+        from demonstrations import AIMLESS, CARELESS, write_demonstrations
 
-        write_demonstrations(arguments.out / "demos_careful.jsonl", arguments.demos, CAREFUL)
-        write_demonstrations(arguments.out / "demos_held_out.jsonl", max(1, arguments.demos // 100), CAREFUL)
+        write_demonstrations(arguments.out / "demos_aimless.jsonl", arguments.demos, AIMLESS)
+        write_demonstrations(arguments.out / "demos_held_out.jsonl", max(1, arguments.demos // 100), AIMLESS)
         write_demonstrations(arguments.out / "demos_careless.jsonl", max(1, arguments.demos // 5), CARELESS)
 
 

@@ -69,6 +69,21 @@ def test_a_group_is_told_by_its_number_in_any_order_and_of_any_size() -> None:
     torch.testing.assert_close(scaled, own / std, atol=1e-5, rtol=1e-5)
 
 
+def test_equal_scores_have_exactly_no_advantage() -> None:
+    """Also where their sum divided by their number is not the score: 0.1 + 0.1 + 0.1 is not 0.3."""
+    assert (0.1 + 0.1 + 0.1) / 3 != 0.1
+    for kind in (torch.float32, F64):
+        scores, groups = torch.full((3,), 0.1, dtype=kind), torch.zeros(3).long()
+        for own in (
+            advantage.group_relative(scores, groups),
+            advantage.group_relative(scores, groups, False),
+            advantage.leave_one_out(scores, groups),
+            advantage.optimal_baseline(scores, torch.tensor([3, 1, 7]), groups),
+        ):
+            assert own.tolist() == [0, 0, 0]
+        assert advantage.without_signal(scores, groups).tolist() == [True]
+
+
 def test_every_member_of_a_group_enters_its_mean() -> None:
     """Not the first rollout alone."""
     own = advantage.group_relative(torch.tensor([1.0, 0, 0, 0]), torch.zeros(4).long(), False)
@@ -217,6 +232,10 @@ def test_a_score_stands_at_the_last_action() -> None:
     assert advantage.credit(row(0, 0, 1), bits(1, 1, 0)).tolist() == [[0, 1, 0]]
     assert advantage.credit(row(2, 0, 0, 3, 0, 5), bits(0, 1, 0, 0, 1, 0)).tolist() == [[0, 5, 0, 0, 5, 0]]
     assert advantage.credit(row(1, 1), bits(0, 0)).tolist() == [[0, 0]]
+    spoilt, mask = row(math.nan, 2, math.inf, 1, -math.inf), bits(0, 1, 0, 1, 0)  # nothing was paid there
+    assert advantage.credit(spoilt, mask).tolist() == [[0, 2, 0, 1, 0]]
+    assert advantage.rewards_to_go(spoilt, mask).tolist() == [[0, 3, 0, 1, 0]]
+    assert advantage.gae(spoilt, torch.zeros_like(spoilt), mask, 1.0, 1.0)[0].tolist() == [[0, 3, 0, 1, 0]]
 
 
 def test_one_number_a_row_reaches_each_of_its_actions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spaniel.retrieval.base import Passage
+from spaniel.retrieval.base import Passage, RetrieverError
 from spaniel.retrieval.bm25 import BM25
 from spaniel.retrieval.client import HttpRetriever
+from spaniel.retrieval.nothing import NothingRetriever
 from spaniel.retrieval.server import running
-from tests.fakes.retriever import FakeRetriever
+from tests.fakes.retriever import FailingRetriever, FakeRetriever
 
 PASSAGES = [
     Passage("a", '"Seoul"\nSeoul is the capital of South Korea.'),
@@ -33,15 +35,13 @@ def retriever(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     elif request.param == "disk":
         yield BM25.open(index(tmp_path_factory.mktemp("index")))
     elif request.param == "http":
-        with running(BM25.from_passages(PASSAGES)) as url, HttpRetriever(url) as client:
+        with running(BM25.from_passages(PASSAGES)) as url, HttpRetriever(url, cache_size=0) as client:
             yield client
     else:
         yield FakeRetriever(PASSAGES)
 
 
 def index(folder: Path) -> Path:
-    import json
-
     rows = [json.dumps({"id": p.id, "contents": p.contents}) for p in PASSAGES]
     (folder / "corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
     BM25.build(folder / "corpus.jsonl", folder / "index")
@@ -84,17 +84,40 @@ def test_equal_scores_come_in_corpus_order(retriever: Any) -> None:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text(max_size=40), max_size=3))
+@given(st.lists(st.text(st.characters(exclude_categories=()), max_size=40), max_size=3))  # half surrogate pairs too
 def test_no_text_of_a_policy_is_an_error(retriever: Any, queries: list[str]) -> None:
-    queries = [q.encode("utf-8", "ignore").decode() for q in queries]
     found = retriever.search(queries, 2)
     assert len(found) == len(queries)
     assert found == retriever.search(queries, 2)
 
 
-@pytest.mark.parametrize(
-    "query", ['"', "a AND (", "title:x^2 OR", "[1 TO *]", "korea\x00\x1b[31m", "-korea", "~" * 999, "korea " * 20_000]
-)
+HOSTILE = ['"', "a AND (", "title:x^2 OR", "[1 TO *]", "korea\x00\x1b[31m", "-korea", "~" * 999, "\ud800 korea"]
+LONG = ["korea " * 20_000, "korea " + "".join(f"w{i} " for i in range(16_000)), "x" * 100_000]
+
+
+@pytest.mark.parametrize("query", [*HOSTILE, *LONG], ids=lambda query: repr(query[:12]))
 def test_query_syntax_is_plain_text(retriever: Any, query: str) -> None:
     (found,) = retriever.search([query], 3)
     assert ("korea" not in query.lower()) or found
+
+
+def test_a_caller_who_edits_an_answer_changes_no_other(retriever: Any) -> None:
+    first, second = retriever.search(["capital", "capital"], 3)
+    expected = list(first)
+    first.clear()
+    assert second == expected == retriever.search(["capital"], 3)[0]
+
+
+def test_the_retriever_that_knows_nothing() -> None:
+    assert NothingRetriever().search(["korea", ""], 3) == [[], []]
+    assert NothingRetriever().search([], 3) == []
+
+
+def test_the_retriever_that_fails() -> None:
+    every, third = FailingRetriever(FakeRetriever(PASSAGES)), FailingRetriever(FakeRetriever(PASSAGES), every=3)
+    for _ in range(2):
+        with pytest.raises(RetrieverError, match="down"):
+            every.search(["korea"], 1)
+    assert third.search(["korea"], 1) == third.search(["korea"], 1)
+    with pytest.raises(RetrieverError, match="down"):
+        third.search(["korea"], 1)

@@ -93,5 +93,10 @@ def test_demonstrations_use_no_held_out_name_and_read_faithfully(made: Any, tmp_
             searching += 1
             assert said in replies[-1]  # always what the passage says
     assert 100 < searching < 260  # some guess, some search
-    careful = [teachers.episode(world, teachers.CAREFUL) for _ in range(50)]
-    assert all(any(m["role"] == "environment" for m in messages) for messages in careful)
+    aimless = [teachers.episode(world, teachers.AIMLESS) for _ in range(400)]
+    assert all(any(m["role"] == "environment" for m in messages) for messages in aimless)
+    # neither teacher shows what pays: right two-hop episodes are as rare as three tosses of a coin make them
+    for episodes in (aimless, seen):
+        two_hops = [m for m in episodes if "the country of" in m[0]["content"]]
+        right = [m for m in two_hops if len(m) == 6 and all(len(t["content"].split()) > 9 for t in (m[1], m[3]))]
+        assert len(right) < 0.25 * len(two_hops)
