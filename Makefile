@@ -12,7 +12,7 @@ install: .venv/.installed  ## Make .venv from the pinned lock
 
 .venv/.installed: requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock 2>&1 | grep -v '^WARNING: Location' || true
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/python -c "import spaniel.cli, torch, transformers, tantivy"
 	touch $@

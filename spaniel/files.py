@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+ASIDE = re.compile(r"\.(?P<name>.+)\.\d+\.(?P<kind>part|old)")
+"""Names that this module gives to what it writes aside; the number is the process that wrote."""
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -46,7 +50,12 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             os.rename(target, old)
-        os.rename(aside, target)
+        try:
+            os.rename(aside, target)
+        except BaseException:
+            if old.exists():
+                os.rename(old, target)
+            raise
         sync_folder(target.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
@@ -59,12 +68,12 @@ def remove_leftovers(folder: str | Path) -> None:
 
     A folder that was moved out of the way for a new one that never came is put back.
     """
-    for old in Path(folder).rglob(".*.old"):
-        target = old.with_name(old.name[1:].rsplit(".", 2)[0])
-        if not target.exists():
-            os.rename(old, target)
-    for path in [*Path(folder).rglob(".*.part"), *Path(folder).rglob(".*.old")]:
-        if path.is_dir():
+    found = [(path, match) for path in Path(folder).rglob(".*") if (match := ASIDE.fullmatch(path.name))]
+    for path, match in found:
+        target = path.with_name(match["name"])
+        if match["kind"] == "old" and path.exists() and not target.exists():
+            os.rename(path, target)
+        elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

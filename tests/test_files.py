@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,32 @@ def test_leftovers_of_killed_writes_are_removed_and_nothing_else(tmp_path: Path)
     (tmp_path / ".m.jsonl.7.part").write_text("half")
     (tmp_path / "c" / "step").mkdir()
     (tmp_path / ".lock").write_text("")
+    (tmp_path / ".notes.old").write_text("the user's")
+    (tmp_path / "c" / ".download.part").write_text("the user's")
     (tmp_path / "c" / ".step.8.old").mkdir()  # the new one is there
     (tmp_path / "c" / ".lost.8.old").mkdir()  # the new one never came
     remove_leftovers(tmp_path)
-    assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "c", "lost", "step"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [".download.part", ".lock", ".notes.old", "c", "lost", "step"]
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "step"
+    target.mkdir()
+    (target / "f").write_text("old")
+    real = os.rename
+
+    def broken(source: Path, destination: Path) -> None:
+        if str(source).endswith(".part"):
+            raise OSError(5, "Input/output error")
+        real(source, destination)
+
+    monkeypatch.setattr("os.rename", broken)
+    with pytest.raises(OSError, match="Input/output"), folder_atomically(target) as aside:
+        (aside / "f").write_text("new")
+    assert (target / "f").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["step"]
 
 
 def test_a_failed_write_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

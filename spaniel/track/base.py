@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 
@@ -43,6 +44,10 @@ class Trackers:
             call(tracker)
         except Exception as error:  # the tracker boundary
             name = type(tracker).__name__
-            if not self.failures.get(name):
-                self._report(f"tracker {name} failed and goes on failing silently: {type(error).__name__}: {error}")
+            first = name not in self.failures
             self.failures[name] = self.failures.get(name, 0) + 1
+            if first:
+                # What broke the console may have broken the report's way out too (a closed pipe): still not fatal.
+                with suppress(Exception):
+                    self._report(f"tracker {name} failed; further failures are only counted: "
+                                 f"{type(error).__name__}: {error}")  # fmt: skip

@@ -53,7 +53,8 @@ class ConsoleTracker:
             TimeRemainingColumn(), console=self.console,
         )  # fmt: skip
         self._task = self._progress.add_task("step", total=total, completed=start)
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        # NO_COLOR only takes the colours from rich; updating in place would still send cursor sequences.
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.no_color:
             self._live = Live(self._view(), console=self.console, refresh_per_second=4)
             self._live.start()
 

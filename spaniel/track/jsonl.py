@@ -28,7 +28,9 @@ class JsonlTracker:
         """Forget the lines behind `step` (and a torn last line): a resumed run writes those steps again."""
         if not self.path.is_file():
             return
-        kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _up_to(line, step)]
+        kept = [
+            line for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n") if _up_to(line, step)
+        ]
         write_atomically(self.path, "".join(f"{line}\n" for line in kept))
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -55,5 +57,5 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, Any]:
 def _up_to(line: str, step: int) -> bool:
     try:
         return int(json.loads(line)["step"]) <= step
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return False

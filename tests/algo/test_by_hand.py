@@ -47,6 +47,8 @@ def test_estimators_of_one_token() -> None:
     """OpenRLHF/OpenRLHF#768: which estimator is which."""
     lp, ref = torch.tensor(-1.2, dtype=F64), torch.tensor(-1.0, dtype=F64)
     values = {kind: float(kl.estimate(lp, ref, kind)) for kind in ("k1", "abs", "k2", "k3")}
+    for x, k3 in ((-40.0, math.exp(40) - 41), (-80.0, math.exp(80)), (60.0, 59.0), (1e4, 9999.0)):  # nothing is clamped
+        assert float(kl.estimate(torch.tensor(x), torch.tensor(0.0), "k3")) == pytest.approx(k3, rel=1e-5)
     assert values == pytest.approx({"k1": -0.2, "abs": 0.2, "k2": 0.02, "k3": math.exp(0.2) - 1 - 0.2})
 
 

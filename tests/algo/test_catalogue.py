@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,9 @@ def test_the_adaptive_controller_is_fed_the_sequence_kl_and_its_state_goes_in_an
     assert metrics["critic/kl"] == pytest.approx(mean_kl, rel=1e-4)
     assert metrics["critic/kl_per_token"] == pytest.approx(0.1, rel=1e-4)
     assert state["beta"] == pytest.approx(0.1 * (1 + min(max(mean_kl / 0.3 - 1, -0.2), 0.2) * 8 / 80))
+    some = replace(data, valid=torch.arange(8) > 2)  # three failed: five sequences were measured
+    _, fewer, _ = algorithm.targets(some, zeros, data.logprobs - 0.1, {"beta": 0.1})
+    assert fewer["beta"] == pytest.approx(0.1 * (1 + 0.2 * 5 / 80))
     _, later, _ = algorithm.targets(data, zeros, data.logprobs - 0.1, {"beta": 0.4})
     assert later["beta"] == pytest.approx(4 * state["beta"])  # it goes on from the state, not from the recipe
     _, state, _ = algorithm.targets(data, zeros, torch.full_like(zeros, torch.nan), {"beta": 0.1})

@@ -32,6 +32,8 @@ def test_mismatch_weights_by_hand() -> None:
     assert floored[0].tolist() == pytest.approx([1, 2, 0, 0.5])
     kept = mismatch.weights(OLD, SAMPLER, MASK, 2.0, "mask")
     assert kept.tolist() == [pytest.approx([1, 0, 0, 0]), pytest.approx([2, 0, 0, 0])]
+    learner = OLD.clone().requires_grad_()
+    assert not mismatch.weights(learner, SAMPLER, MASK, 2.0, "truncate").requires_grad
     with pytest.raises(ValueError, match="level 'row'"):
         mismatch.ratios(OLD, SAMPLER, MASK, "row")
     with pytest.raises(ValueError, match="mode 'none'"):
@@ -52,8 +54,9 @@ def test_mismatch_measures_by_hand() -> None:
 
 def test_mismatch_in_an_algorithm_weighs_the_loss_and_needs_the_learners_logprobs() -> None:
     data = batch()
-    plain: Any = ALGORITHMS["grpo"](group_size=4, kl=KL())  # type: ignore[call-arg]
-    weighed: Any = ALGORITHMS["grpo"](group_size=4, kl=KL(), mismatch=Mismatch(mode="truncate", cap=1.5))  # type: ignore[call-arg]
+    more: dict[str, Any] = {"group_size": 4, "kl": KL(), "loss_aggregation": "token-mean"}
+    plain: Any = ALGORITHMS["grpo"](**more)
+    weighed: Any = ALGORITHMS["grpo"](**more, mismatch=Mismatch(mode="truncate", cap=1.5))
     with pytest.raises(ValueError, match="own log-probabilities"):
         weighed.targets(data, None, None, {})
     assert weighed.needs_old_logprobs
@@ -62,9 +65,11 @@ def test_mismatch_in_an_algorithm_weighs_the_loss_and_needs_the_learners_logprob
     assert metrics["mismatch/weight_mean"] == pytest.approx(1.5)
     counts = Counts(int(data.actions.sum()), 8)
     zeros = torch.zeros_like(old)
-    own, _ = weighed.policy_loss(old, zeros, data, targets, counts)
-    unweighed, _ = plain.policy_loss(old, zeros, data, targets, counts)
+    moved = old + 0.1 * torch.rand(old.shape, generator=torch.Generator().manual_seed(1))  # at ratio 1 the sum is 0
+    own, _ = weighed.policy_loss(moved, zeros, data, targets, counts)
+    unweighed, _ = plain.policy_loss(moved, zeros, data, targets, counts)
     torch.testing.assert_close(own, 1.5 * unweighed)
+    assert abs(float(own)) > 1e-4
 
 
 def test_dapo_penalises_length_over_the_last_share_of_the_budget() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ def test_a_resumed_file_forgets_what_comes_after_and_a_torn_line(tmp_path: Path)
     assert path.read_text() == '{"step": 9}\n{"step": 10}\n'
 
 
+@pytest.mark.parametrize("tail", [b"\xff\xfe", b"\x00" * 40, b'{"st', b"[1]\n", b'{"step": 1e999}\n', b'{"x": 1}\n'])
+def test_whatever_a_crash_left_at_the_end_is_forgotten(tail: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + tail)
+    tracker = JsonlTracker(path)
+    tracker.truncate_after(5)
+    tracker.log({"step": 2.0})
+    tracker.close()
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
 def test_a_failing_tracker_is_reported_once_counted_and_stops_nothing() -> None:
     said: list[str] = []
     good, bad = MemoryTracker(), MemoryTracker(every=2)
@@ -86,6 +98,18 @@ def test_a_failing_tracker_is_reported_once_counted_and_stops_nothing() -> None:
     assert len(said) == 1
     assert "tracker down" in said[0]
     assert bad.closed
+
+
+def test_a_report_that_cannot_be_made_stops_nothing_either() -> None:
+    def closed_pipe(_: str) -> None:
+        raise BrokenPipeError
+
+    good = MemoryTracker()
+    trackers = Trackers([MemoryTracker(every=1), good], report=closed_pipe)
+    trackers.log({"step": 0.0})
+    trackers.log({"step": 1.0})
+    assert len(good.rows) == 2
+    assert trackers.failures == {"MemoryTracker": 2}
 
 
 def test_the_metrics_file_is_essential() -> None:
@@ -114,3 +138,30 @@ def test_the_plain_console_says_progress_and_time_left() -> None:
     assert out.getvalue().startswith("step 1/10  score 0.500")
     assert "left 0:" in out.getvalue()
     assert "unknown" not in out.getvalue()
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_that_asks_for_plain_text_gets_no_escape(setting: dict[str, str]) -> None:
+    out = io.StringIO()
+    environ = {"TERM": "xterm-256color"} | setting
+    tracker = ConsoleTracker(2, console=Console(file=out, force_terminal=True, width=200, _environ=environ))
+    for row in ROWS:
+        tracker.log(row)
+    tracker.close()
+    assert "\x1b" not in out.getvalue()
+    assert "step 2/2" in out.getvalue()
+
+
+def test_a_terminal_shows_the_numbers_and_how_far_it_is() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"})
+    tracker = ConsoleTracker(4, console=console)
+    tracker.log({"step": 1.0, "critic/score/mean": 0.5})
+    tracker.log({"step": 2.0, "critic/kl": 0.125, "unknown": 1.0})
+    tracker.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    last = shown[shown.rindex("score") :]  # the last picture keeps what an earlier step said
+    assert re.search(r"score +0\.500", last)
+    assert re.search(r"KL +0\.125", last)
+    assert "2/4" in last
+    assert "unknown" not in shown

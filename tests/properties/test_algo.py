@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,6 +43,7 @@ MODES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("value", POISON)
+@settings(max_examples=25)
 @given(rows(3))
 def test_what_stands_under_a_zero_mask_reaches_neither_value_nor_gradient(value: float, data: tuple) -> None:
     mask, x, y, z = data
@@ -58,12 +59,17 @@ def test_what_stands_under_a_zero_mask_reaches_neither_value_nor_gradient(value:
         return out
 
     clean = x.clone().requires_grad_()
-    dirty = poisoned(x, mask, value).requires_grad_()
     one = all_of(clean, y, z)
-    two = all_of(dirty, poisoned(y, mask, value), poisoned(z, mask, value))
+    torch.stack([t.sum() for t in one if t.requires_grad]).sum().backward()
+    for which in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
+        a, b, c = (poisoned(t, mask, value) if spoil else t for t, spoil in zip((x, y, z), which, strict=True))
+        check_same(one, clean, all_of, a.clone().requires_grad_(), b, c)
+
+
+def check_same(one: list[Tensor], clean: Tensor, all_of: Any, dirty: Tensor, y: Tensor, z: Tensor) -> None:
+    two = all_of(dirty, y, z)
     for a, b in zip(one, two, strict=True):
         torch.testing.assert_close(a, b)
-    torch.stack([t.sum() for t in one if t.requires_grad]).sum().backward()
     torch.stack([t.sum() for t in two if t.requires_grad]).sum().backward()
     assert clean.grad is not None
     assert dirty.grad is not None
@@ -130,6 +136,23 @@ def test_gae_is_the_textbook_on_the_actions_alone(data: tuple, gamma: float, lam
         )
     assert not own[~mask].any()
     assert not returns[~mask].any()
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (1.0, 0.0), (0.0, 1.0)])
+def test_gae_and_returns_of_long_rows(width: int, gamma: float, lam: float) -> None:
+    """Sums are formed in blocks of 64: rows that end before, at and behind a block's end, with and without holes."""
+    generator = torch.Generator().manual_seed(width)
+    rewards, values = (torch.randn(3, width, generator=generator, dtype=F64) for _ in range(2))
+    mask = torch.rand(3, width, generator=generator) < torch.tensor([[2.0], [0.8], [0.3]])
+    rewards, tail = torch.where(mask, rewards, 0.0), torch.tensor([0.3, -2.0, 0.0], dtype=F64)
+    own, _ = advantage.gae(rewards, values, mask, gamma, lam, tail)
+    to_go = advantage.rewards_to_go(rewards, mask, gamma)
+    for row in range(3):
+        at = mask[row].nonzero().flatten()
+        paid, held = rewards[row, at].tolist(), values[row, at].tolist()
+        assert own[row, at].tolist() == pytest.approx(textbook(paid, held, gamma, lam, float(tail[row])), abs=1e-9)
+        assert to_go[row, at].tolist() == pytest.approx(textbook(paid, [0.0] * len(paid), gamma, 1.0), abs=1e-9)
 
 
 @given(rows(1))
