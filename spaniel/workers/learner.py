@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spaniel.errors import BadInput
 from spaniel.models.logprobs import policy_outputs
 from spaniel.types import Batch, Counts, Tallies, Tally, Targets, add_tallies
-from spaniel.workers.optim import Optim, adamw, learning_rate
+from spaniel.workers.optim import Optim, Stepper
 
 Outputs = Callable[[nn.Module, Batch], tuple[Tensor, ...]]
 Loss = Callable[..., tuple[Tensor, Tallies]]
@@ -60,12 +60,9 @@ class Learner:
     ) -> None:
         self.model = model.eval()
         self.outputs = outputs
-        self.optim = optim
         self.learning = learning
-        self.total_updates = total_updates
         self.seed = seed
-        self.updates = 0
-        self.optimizer = adamw(model, optim)
+        self.stepper = Stepper(model, optim, total_updates)
 
     @torch.no_grad()
     def infer(self, batch: Batch) -> Tensor:
@@ -82,7 +79,7 @@ class Learner:
         for epoch in range(1, self.learning.epochs + 1):
             done = len(tallies)
             # The order is a function of the seed and the update count, so it needs no state of its own.
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.updates)
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.stepper.updates)
             order = usable[torch.randperm(len(usable), generator=generator)]
             for start in range(0, len(order), size):
                 tallies.append(self._update(batch, targets, order[start : start + size], loss, name))
@@ -92,7 +89,7 @@ class Learner:
 
     def _update(self, batch: Batch, targets: Targets, rows: Tensor, loss: Loss, name: str) -> Tallies:
         counts = Counts(actions=int(batch.actions[rows].sum()), sequences=len(rows))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.stepper.clear()
         parts: list[Tallies] = []
         for micro, width in micro_batches(batch.lengths, rows, self.learning.micro_tokens):
             piece = batch.take(micro, width)
@@ -103,36 +100,19 @@ class Learner:
         # The shares are already divided by the global counts: their sum is the loss of this one update.
         loss_value = stats[f"{name}/loss"].total
         stats[f"{name}/loss"] = Tally(loss_value, 1)
-        return stats | self._step(name, loss_value)
-
-    def _step(self, name: str, loss_value: float) -> Tallies:
-        rate = learning_rate(self.optim, self.updates, self.total_updates)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.max_grad_norm))
-        self.updates += 1
-        if not (math.isfinite(norm) and math.isfinite(loss_value)):
-            self.optimizer.zero_grad(set_to_none=True)
-            return {f"{name}/skipped_updates": Tally(1, 1)}
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        return {
-            f"{name}/grad_norm": Tally(norm, 1),
-            f"{name}/lr": Tally(rate, 1),
-            f"{name}/skipped_updates": Tally(0, 1),
-        }
+        return stats | self.stepper.step(name, loss_value)
 
     def weights(self) -> Mapping[str, Tensor]:
         """The current weights by name (shared memory, not a copy)."""
         return self.model.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights: optimizer moments and the update count."""
-        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+        """What a checkpoint holds beside the weights."""
+        return self.stepper.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()`; the weights are loaded by whoever made the model."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.updates = int(state["updates"])
+        self.stepper.load_state(state)
 
 
 def infer(model: nn.Module, outputs: Outputs, batch: Batch, micro_tokens: int) -> Tensor:

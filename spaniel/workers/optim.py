@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from spaniel.errors import BadInput
+from spaniel.types import Tallies, Tally
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,47 @@ def adamw(model: nn.Module, optim: Optim) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True
     )
+
+
+class Stepper:
+    """A model's optimizer, schedule and count of updates: the part of learning that every learner shares.
+
+    `total` is the length of the schedule in optimizer steps.
+    """
+
+    def __init__(self, model: nn.Module, optim: Optim, total: int) -> None:
+        self.model = model
+        self.optim = optim
+        self.total = total
+        self.updates = 0
+        self.optimizer = adamw(model, optim)
+
+    def clear(self) -> None:
+        """Forget the gradients before the next update."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, name: str, loss: float) -> Tallies:
+        """Clip the accumulated gradient and apply it; where it or `loss` is not finite, skip and count instead."""
+        rate = learning_rate(self.optim, self.updates, self.total)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.max_grad_norm))
+        self.updates += 1
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            self.clear()
+            return {f"{name}/skipped_updates": Tally(1, 1)}
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return {
+            f"{name}/grad_norm": Tally(norm, 1),
+            f"{name}/lr": Tally(rate, 1),
+            f"{name}/skipped_updates": Tally(0, 1),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights: optimizer moments and the update count."""
+        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()`; the weights are loaded by whoever made the model."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = int(state["updates"])

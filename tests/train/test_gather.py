@@ -148,7 +148,7 @@ def test_n_steps_are_n_updates_and_ranks_see_their_rows(workers: int) -> None:
     )
     assert [d.state.step for d in done] == [1, 2, 3, 4, 5]
     assert done[-1].state.algorithm == {"steps": 5.0}
-    assert all(w.updates == 5 for w in group.workers)
+    assert all(w.stepper.updates == 5 for w in group.workers)
     assert validated == [2, 4]
     assert saved == [5]
     assert "val/x" in done[1].metrics

@@ -129,7 +129,7 @@ def test_updates_are_counted_as_the_schedule_counts_them() -> None:
     data = batch()
     own = learner(epochs=2, minibatch_rows=3)
     stats = own.learn(data, targets(data), ALGORITHM.policy_loss, "actor")
-    assert own.updates == own.learning.updates(8) == 6
+    assert own.stepper.updates == own.learning.updates(8) == 6
     assert stats["actor/grad_norm"].count == 6
     assert stats["actor/skipped_updates"].mean == 0
     first, second = (stats[f"actor/ppo_kl/epoch_{epoch}"] for epoch in (1, 2))
@@ -148,7 +148,7 @@ def test_the_denominators_are_those_of_the_mini_batch() -> None:
 
     own = learner(minibatch_rows=3, micro_tokens=14)
     own.learn(data, targets(data), spy, "actor")
-    assert len(seen) > own.updates == 3
+    assert len(seen) > own.stepper.updates == 3
     assert sorted({(c.sequences, c.actions) for c, _ in seen}, reverse=True)[0][0] == 3
     # micro-batches of one update share the counts, and their actions add up to them
     for counts in {c for c, _ in seen}:
