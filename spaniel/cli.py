@@ -37,7 +37,7 @@ def train(recipe: RecipeName, overrides: Overrides = None, resume: Resume = Fals
 
     loaded = _load(recipe, overrides)
     if not isinstance(loaded, RLRecipe):
-        raise BadInput(f"recipe {recipe}: is of kind sft; use `spaniel sft {recipe}`")
+        raise _other_kind(recipe, loaded)
     from spaniel.run import run_rl
 
     outcome = run_rl(loaded, resume=resume)
@@ -55,10 +55,26 @@ def sft(recipe: RecipeName, overrides: Overrides = None, resume: Resume = False)
 
     loaded = _load(recipe, overrides)
     if not isinstance(loaded, SFTRecipe):
-        raise BadInput(f"recipe {recipe}: is of kind rl; use `spaniel train {recipe}`")
+        raise _other_kind(recipe, loaded)
     from spaniel.run import run_sft
 
     _say_files(run_sft(loaded, resume=resume).folder)
+
+
+@app.command()
+def reward(recipe: RecipeName, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Train a reward model on rankings of responses, and evaluate it on held-out ones."""
+    from spaniel.recipe_reward import RewardRecipe
+
+    loaded = _load(recipe, overrides)
+    if not isinstance(loaded, RewardRecipe):
+        raise _other_kind(recipe, loaded)
+    from spaniel.examine import show_agreement
+    from spaniel.run import run_reward
+
+    outcome = run_reward(loaded, resume=resume)
+    show_agreement(outcome.folder / "evaluation.json")
+    _say_files(outcome.folder)
 
 
 @app.command(name="eval")
@@ -91,6 +107,57 @@ def chat(
 
     recipe, checkpoint = _run_or_recipe(run, set_, step)
     converse(recipe, checkpoint, " ".join(question) if question else None)
+
+
+@app.command()
+def sample(
+    run: Annotated[str, typer.Argument(help="A run folder, or a recipe (then its start model writes).")],
+    out: Annotated[Path, typer.Argument(help="A jsonl file: one row a prompt, with its responses.")],
+    overrides: Overrides = None,
+    n: Annotated[int, typer.Option(help="Responses to each prompt.")] = 4,
+    split: Annotated[str, typer.Option(help="The prompts: train or validation.")] = "train",
+    limit: Annotated[int | None, typer.Option(help="The first so many prompts only.")] = None,
+    step: Annotated[int | None, typer.Option(help="The checkpoint of this step (default: the newest).")] = None,
+) -> None:
+    """Sample several responses to each prompt, for people to rank."""
+    from spaniel.samples import write_samples
+
+    if split not in ("train", "validation"):
+        raise BadInput(f"--split {split}: expected train or validation")
+    recipe, checkpoint = _run_or_recipe(run, overrides, step)
+    count = write_samples(recipe, checkpoint, out, n, "train" if split == "train" else "validation", limit)
+    print(f"{n} responses to each of {count} prompts in {out}")
+
+
+@app.command(name="best-of-n")
+def best_of_n(
+    run: Annotated[str, typer.Argument(help="A run folder, or a recipe (then its start model is sampled).")],
+    overrides: Overrides = None,
+    n: Annotated[int, typer.Option(help="Samples of each prompt.")] = 64,
+    limit: Annotated[int | None, typer.Option(help="The first so many prompts only.")] = None,
+    step: Annotated[int | None, typer.Option(help="The checkpoint of this step (default: the newest).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the table as json.")] = None,
+) -> None:
+    """What the best of 1, 2, 4, .. n samples by the recipe's reward is worth, on the validation prompts."""
+    from spaniel.samples import best_of_n as measure
+
+    recipe, checkpoint = _run_or_recipe(run, overrides, step)
+    measure(recipe, checkpoint, n, limit, out)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished (or running) rl run.")],
+    best_of_n: Annotated[Path | None, typer.Option(help="The json of `spaniel best-of-n`, as a baseline.")] = None,
+) -> None:
+    """Reward, gold score, KL and length over the run, and where the gold score turned down."""
+    from spaniel.samples import report as write
+
+    verdict = write(run, best_of_n)
+    if verdict is not None:
+        turn = verdict.turn
+        print(f"over-optimised: gold turned down after step {turn.step}" if turn else "gold did not turn down")
+    print(f"files: {run}/report/over_optimisation.md, .json, .svg")
 
 
 @app.command()
@@ -153,11 +220,21 @@ def _run_or_recipe(name: str, overrides: list[str] | None, step: int | None) -> 
     folder = Path(name)
     loaded = _load(name, overrides)
     if not isinstance(loaded, RLRecipe):
-        raise BadInput(f"{name}: is supervised learning; expected a run or recipe of kind rl")
+        raise BadInput(f"{name}: trains no policy by reward; expected a run or recipe of kind rl")
     is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
     if step is not None and not is_run:
         raise BadInput(f"--step {step}: {name} is a recipe, not a run folder; it has no checkpoints")
     return loaded, choose_checkpoint(folder, step) if is_run else None
+
+
+def _other_kind(name: str, loaded: Recipe) -> BadInput:
+    from spaniel.recipe import RLRecipe, SFTRecipe
+
+    kind, command = (
+        ("rl", "train") if isinstance(loaded, RLRecipe) else ("sft", "sft") if isinstance(loaded, SFTRecipe)
+        else ("reward", "reward")
+    )  # fmt: skip
+    return BadInput(f"recipe {name}: is of kind {kind}; use `spaniel {command} {name}`")
 
 
 def _say_files(folder: Path) -> None:

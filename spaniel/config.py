@@ -17,12 +17,13 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from spaniel.errors import BadInput, nearest
-from spaniel.recipe import CHOICES, RLRecipe, SFTRecipe
+from spaniel.recipe import RLRecipe, SFTRecipe, choices
+from spaniel.recipe_reward import RewardRecipe
 from spaniel.types import InputPath
 
 T = TypeVar("T")
-Recipe = RLRecipe | SFTRecipe
-KINDS: dict[str, type] = {"rl": RLRecipe, "sft": SFTRecipe}
+Recipe = RLRecipe | SFTRecipe | RewardRecipe
+KINDS: dict[str, type] = {"rl": RLRecipe, "sft": SFTRecipe, "reward": RewardRecipe}
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ def parse(cls: type[T], raw: Mapping[str, Any], origin: _Origin, prefix: str = "
 
 
 def _value(hint: Any, value: Any, key: str, origin: _Origin) -> Any:
-    choices = CHOICES.get(key)
-    if choices is not None:
-        return _choice(choices, value, key, origin)
+    known = choices(key)
+    if known is not None:
+        return None if value is None and type(None) in get_args(hint) else _choice(known, value, key, origin)
     if dataclasses.is_dataclass(hint):
         if value is not None and not isinstance(value, Mapping):
             raise BadInput(f"{origin.name}: {key}: {value!r}; expected a section of keys and values")
@@ -136,20 +137,29 @@ def _value(hint: Any, value: Any, key: str, origin: _Origin) -> Any:
     if get_origin(hint) is tuple and get_args(hint)[0] == InputPath:
         listed = [value] if isinstance(value, str) else _leaf(list[str], value, key, origin)
         return tuple(origin.resolve(key, item) for item in listed)
+    if get_origin(hint) is Mapping:
+        return _named(get_args(hint)[1], value, key, origin)
     return _leaf(hint, value, key, origin)
 
 
-def _choice(choices: Mapping[str, type], value: Any, key: str, origin: _Origin) -> Any:
+def _named(hint: Any, value: Any, key: str, origin: _Origin) -> dict[str, Any]:
+    """A mapping of names that the user chooses."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise BadInput(f"{origin.name}: {key}: {value!r}; expected names, each with {describe(hint)}")
+    return {name: _value(hint, inner, f"{key}.{name}", origin) for name, inner in value.items()}
+
+
+def _choice(known: Mapping[str, type], value: Any, key: str, origin: _Origin) -> Any:
     """A section whose `name` says which dataclass it is; a bare name stands for all defaults."""
     section = {"name": value} if isinstance(value, str) else value
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise BadInput(f"{origin.name}: {key}: {value!r}; expected a name or a section with the key name, "
-                       f"one of {', '.join(sorted(choices))}")  # fmt: skip
+                       f"one of {', '.join(sorted(known))}")  # fmt: skip
     name = section["name"]
-    if name not in choices:
+    if name not in known:
         raise BadInput(f"{origin.name}: {key}.name: {name!r}; expected one of "
-                       f"{', '.join(sorted(choices))}{nearest(name, choices)}")  # fmt: skip
-    return parse(choices[name], {k: v for k, v in section.items() if k != "name"}, origin, f"{key}.")
+                       f"{', '.join(sorted(known))}{nearest(name, known)}")  # fmt: skip
+    return parse(known[name], {k: v for k, v in section.items() if k != "name"}, origin, f"{key}.")
 
 
 def _optional(hint: Any) -> Any:
@@ -196,7 +206,7 @@ def _plain(value: Any, key: str) -> Any:
             for f in dataclasses.fields(value)
             if f.init
         }
-        names = [name for name, cls in CHOICES.get(key, {}).items() if type(value) is cls]
+        names = [name for name, cls in (choices(key) or {}).items() if type(value) is cls]
         return ({"name": names[0]} | inside) if names else inside
     if isinstance(value, tuple | list):
         return [_plain(item, key) for item in value]

@@ -13,8 +13,10 @@ from rich.text import Text
 from spaniel.errors import BadInput
 from spaniel.files import write_atomically
 from spaniel.launch import Agent, RLRun, build_rl, open_agent, open_retriever, open_validation
+from spaniel.launch_reward import build_reward
 from spaniel.launch_sft import build_sft
 from spaniel.recipe import RLRecipe, Search, SFTRecipe
+from spaniel.recipe_reward import RewardRecipe
 from spaniel.rewards.rules import contains_answer
 from spaniel.rollout.episode import rollout
 from spaniel.track.console import printable
@@ -137,12 +139,30 @@ def show_episode(episode: Rollout, text: Callable[[Sequence[int]], str], console
         console.print(Text(printable(f"{failure.where} failed: {failure.cause}"), style="red"))
 
 
-def check_recipe(recipe: RLRecipe | SFTRecipe) -> None:
+def show_agreement(path: Path) -> None:
+    """How a reward model agrees with the rankings of each set, from the `evaluation.json` of its run."""
+    table = Table(title="agreement with the rankings", title_justify="left")
+    for heading in ("set", "pairs", "accuracy", "+-95 %", "ceiling", "rank corr.", "longer wins", "calibration error"):
+        table.add_column(heading, justify="left" if heading == "set" else "right")
+    for name, found in json.loads(path.read_text(encoding="utf-8")).items():
+        shown = ("accuracy", "accuracy_ci95", "ceiling", "spearman", "length_accuracy", "calibration_error")
+        cells = [f"{found[f'test/{key}']:.3f}" if f"test/{key}" in found else "-" for key in shown]
+        table.add_row(Text(printable(name)), f"{found['test/pairs']:.0f}", *cells)
+    Console().print(table)
+
+
+def check_recipe(recipe: RLRecipe | SFTRecipe | RewardRecipe) -> None:
     """Build everything that a recipe names, train nothing, and print what a step will be."""
     if isinstance(recipe, SFTRecipe):
         run = build_sft(recipe)
         rows: dict[str, object] = {"demonstrations": len(run.stream), "held out": len(run.validation)}
         rows |= {"vocabulary": len(run.template), "longest allowed": recipe.data.max_length}
+    elif isinstance(recipe, RewardRecipe):
+        made = build_reward(recipe)
+        rows = {"rankings": len(made.training.stream), "held out": len(made.validation), "pairs": made.loaded.pairs}
+        rows |= {f"left out: {kind}": count for kind, count in made.loaded.excluded.items()}
+        rows |= {f"test set {name}": f"{len(test.items)} rankings" for name, test in made.tests.items()}
+        rows["parameters"] = f"{sum(p.numel() for p in made.learner.model.parameters()):,}"
     else:
         rows = _report(build_rl(recipe))
     table = Table(title="recipe is valid", title_justify="left", show_header=False)

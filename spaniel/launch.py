@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,30 @@ import torch
 from torch import nn
 
 from spaniel.cluster.local import LocalGroup
+from spaniel.data.collate import collate
+from spaniel.data.demonstrations import load_demonstrations
 from spaniel.data.prompts import LoadedPrompts, PromptStream, load_prompts
 from spaniel.data.template import Template, load_template
 from spaniel.envs.base import Env
 from spaniel.envs.search import CORRECTION, SearchEnv
 from spaniel.envs.single_turn import SingleTurnEnv
 from spaniel.errors import BadInput
+from spaniel.launch_reward import open_reward
 from spaniel.models.heads import load_value_model, new_value_model, save_value_model
-from spaniel.models.hf import context_length, load_causal_lm, save_model
+from spaniel.models.hf import context_length, load_causal_lm, load_config, save_model, vocabulary
 from spaniel.recipe import BM25Retriever, NoRetriever, RemoteRetriever, RLRecipe, Search
 from spaniel.retrieval.base import Retriever
 from spaniel.retrieval.bm25 import BM25
 from spaniel.retrieval.corpus import read_corpus
 from spaniel.retrieval.nothing import NothingRetriever
-from spaniel.rewards.base import Reward
-from spaniel.rewards.rules import Guarded
+from spaniel.rewards.base import Reward, Transcript
 from spaniel.rollout.torch_sampler import TorchSampler
 from spaniel.train.rl import Parts
-from spaniel.types import Prompt
+from spaniel.train.sft import nll
+from spaniel.types import Failure, Prompt, Score
 from spaniel.workers.checkpoint import load_optimizer, save_learner
 from spaniel.workers.frozen import Frozen
-from spaniel.workers.learner import Learner, policy_outputs_at, value_forward
+from spaniel.workers.learner import Beside, Learner, policy_outputs_at, value_forward
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ def open_env(recipe: RLRecipe) -> Env:
     )
 
 
-def open_agent(recipe: RLRecipe, folder: str | Path | None = None) -> Agent:
-    """Model (from `folder`, or the recipe's start), template, environment, sampler and reward."""
+def open_agent(recipe: RLRecipe, folder: str | Path | None = None, *, judged: bool = True) -> Agent:
+    """Model (from `folder`, or the recipe's start), template, environment, sampler and (if `judged`) reward."""
     path = folder or recipe.model.path
     if path is None:
         raise BadInput("model.path: missing; expected the Hugging Face folder of the policy to start from")
@@ -95,7 +98,13 @@ def open_agent(recipe: RLRecipe, folder: str | Path | None = None) -> Agent:
     model = load_causal_lm(path)
     check_lengths(recipe, context_length(model))
     sampler = TorchSampler(model, template.piece, template.eos_ids, recipe.sampler.max_rows)
-    return Agent(model, template, open_env(recipe), sampler, Guarded(recipe.reward))
+    return Agent(
+        model, template, open_env(recipe), sampler, open_reward(recipe.reward, recipe.gold) if judged else _unjudged
+    )
+
+
+def _unjudged(transcripts: Sequence[Transcript]) -> list[Score | Failure]:
+    raise BadInput("the reward was not opened; nothing can be judged")
 
 
 def open_training(recipe: RLRecipe, template: Template, env: Env) -> LoadedPrompts:
@@ -201,6 +210,7 @@ def build_rl(recipe: RLRecipe, checkpoint: Path | None = None) -> RLRun:
         budget=recipe.rollout,
         sampling=recipe.sampling,
         seed=recipe.seed,
+        ptx=_ptx(recipe, agent.template),
         critic_warmup=recipe.critic.warmup_steps if recipe.critic else 0,
         max_failure_share=recipe.max_failure_share,
     )
@@ -233,8 +243,14 @@ def _critic(recipe: RLRecipe, checkpoint: Path | None) -> LocalGroup | None:
         return None
     if recipe.critic is None:
         raise BadInput("critic: missing; expected a section (optim, learning), since the algorithm needs a critic")
-    assert recipe.model.path is not None
-    model = load_value_model(checkpoint / "critic") if checkpoint else new_value_model(recipe.model.path)
+    start = recipe.critic.path or recipe.model.path
+    assert start is not None
+    model = load_value_model(checkpoint / "critic") if checkpoint else new_value_model(start)
+    policy, own = vocabulary(load_config(recipe.model.path or start)), vocabulary(model)
+    if policy != own:
+        raise BadInput(
+            f"critic.path: {start} has a vocabulary of {own}; expected {policy}, that of the policy, whose ids it reads"
+        )
     return LocalGroup(_learner(recipe, model, value_forward, recipe.critic, recipe.steps))
 
 
@@ -245,3 +261,20 @@ def _reference(recipe: RLRecipe) -> LocalGroup | None:
     assert recipe.model.path is not None
     outputs = policy_outputs_at(recipe.sampling.temperature, entropy=False)
     return LocalGroup(Frozen(load_causal_lm(recipe.model.path), outputs, recipe.policy.learning.micro_tokens))
+
+
+def _ptx(recipe: RLRecipe, template: Template) -> Callable[[int], Beside | None]:
+    """The demonstrations that go beside a step's updates: a random stream of their own, so that the order of the
+    prompts does not depend on it."""
+    spec = recipe.ptx
+    if spec is None:
+        return lambda step: None
+    shown = load_demonstrations(spec.data, template, spec.max_length)
+    stream = PromptStream(shown, spec.batch_size, recipe.seed, shuffle=True, drop_last=True)
+    updates = recipe.policy.learning.updates(recipe.data.batch_size * recipe.algorithm.group_size)
+
+    def drawn(step: int) -> Beside:
+        rows = [row for update in range(updates) for row in stream.batch(step * updates + update)]
+        return Beside(collate(rows), nll, spec.coef, spec.batch_size)
+
+    return drawn

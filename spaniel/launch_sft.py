@@ -12,7 +12,7 @@ from spaniel.cluster.local import LocalGroup
 from spaniel.data.demonstrations import demonstrated_texts, load_demonstrations
 from spaniel.data.prompts import PromptStream
 from spaniel.data.template import Template, load_template
-from spaniel.data.tokenizer import train_tokenizer
+from spaniel.data.tokenizer import NewTokenizer, character_tokenizer, train_tokenizer
 from spaniel.errors import BadInput
 from spaniel.launch import policy_writer
 from spaniel.models.hf import context_length, load_causal_lm, new_llama
@@ -67,8 +67,17 @@ def _start(recipe: SFTRecipe, folder: Path | None) -> tuple[nn.Module, Template]
     new, tokenizer = recipe.model.new, recipe.model.tokenizer
     assert new is not None
     assert tokenizer is not None
-    passages = [passage.contents for passage in read_corpus(tokenizer.corpus)]
-    shown = demonstrated_texts(recipe.data.train, at_most=len(passages))
-    template = train_tokenizer([*passages, *shown], tokenizer.vocab_size)
+    if tokenizer.characters:
+        template = character_tokenizer(tokenizer.characters)
+    else:
+        template = _trained_tokenizer(recipe, tokenizer)
     model = new_llama(new, vocab_size=len(template), eos_id=template.eos_id, pad_id=template.pad_id, seed=recipe.seed)
     return model, template
+
+
+def _trained_tokenizer(recipe: SFTRecipe, tokenizer: NewTokenizer) -> Template:
+    """A BPE of all that the network will read and write."""
+    assert tokenizer.corpus is not None
+    passages = [passage.contents for passage in read_corpus(tokenizer.corpus)]
+    shown = demonstrated_texts(recipe.data.train, at_most=len(passages))
+    return train_tokenizer([*passages, *shown], tokenizer.vocab_size)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from spaniel.algo import ALGORITHMS, Algorithm
 from spaniel.data.tokenizer import NewTokenizer
 from spaniel.errors import BadInput
 from spaniel.models.hf import TinyLlama
-from spaniel.rewards.rules import F1, ExactMatch, ExactMatchFormat, Format
+from spaniel.rewards.sections import REWARDS, AnyReward
 from spaniel.rollout.episode import Budget
 from spaniel.train.evaluate import Evaluation
 from spaniel.train.rl import Sampling
@@ -106,6 +107,25 @@ class Critic:
     learning: Learning = field(default_factory=Learning)
     warmup_steps: int = 0
     """Steps at the start in which only the critic learns."""
+    path: InputPath | None = None
+    """The folder that it starts from: a reward model (with its head), or a language model (with a head of zeros).
+    None: the policy's start."""
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """PPO-ptx: every update of the policy also learns `batch_size` demonstrations, with the weight `coef`."""
+
+    data: tuple[InputPath, ...]
+    coef: float = 1.0
+    batch_size: int = 32
+    max_length: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.coef <= 0 or self.batch_size < 1:
+            raise BadInput(
+                f"ptx: coef {self.coef}, batch_size {self.batch_size}; expected coef above 0, 1 or more rows"
+            )
 
 
 @dataclass(frozen=True)
@@ -123,7 +143,8 @@ class TorchSampling:
 Tracker = Literal["console", "jsonl"]
 
 
-def _check_run(seed: int, steps: int, eval_every: int, save_every: int, threads: int) -> None:
+def check_run(seed: int, steps: int, eval_every: int, save_every: int, threads: int) -> None:
+    """The numbers that every kind of run has."""
     if seed < 0:
         raise BadInput(f"seed: {seed}; expected 0 or more")
     if steps < 1:
@@ -144,7 +165,9 @@ class RLRecipe:
     model: Model
     data: Data
     algorithm: Algorithm
-    reward: ExactMatch | ExactMatchFormat | F1 | Format
+    reward: AnyReward
+    gold: AnyReward | None = None
+    """A second reward that is only measured (`reward/gold`): what is truly wanted, beside what is learned from."""
     env: Search | SingleTurn = field(default_factory=SingleTurn)
     retriever: BM25Retriever | RemoteRetriever | NoRetriever | None = None
     seed: int = 1
@@ -154,6 +177,7 @@ class RLRecipe:
     sampling: Sampling = field(default_factory=Sampling)
     policy: Trainee = field(default_factory=Trainee)
     critic: Critic | None = None
+    ptx: Pretraining | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     cluster: Local = field(default_factory=Local)
     sampler: TorchSampling = field(default_factory=TorchSampling)
@@ -165,7 +189,7 @@ class RLRecipe:
     """Write the rollouts of every n-th step (0: never); those of validation are always written."""
 
     def __post_init__(self) -> None:
-        _check_run(self.seed, self.steps, self.eval_every, self.save_every, self.threads)
+        check_run(self.seed, self.steps, self.eval_every, self.save_every, self.threads)
         if isinstance(self.env, Search) and self.retriever is None:
             raise BadInput("retriever: missing; expected one, since env is search")
         if not isinstance(self.env, Search) and self.retriever is not None:
@@ -206,15 +230,22 @@ class SFTRecipe:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        _check_run(self.seed, self.steps, self.eval_every, self.save_every, self.threads)
+        check_run(self.seed, self.steps, self.eval_every, self.save_every, self.threads)
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {
     "algorithm": ALGORITHMS,
-    "reward": {"exact_match": ExactMatch, "exact_match_format": ExactMatchFormat, "f1": F1, "format": Format},
+    "reward": REWARDS,
+    "gold": REWARDS,
+    "*.parts.*.reward": REWARDS,
     "env": {"search": Search, "single_turn": SingleTurn},
     "retriever": {"bm25": BM25Retriever, "http": RemoteRetriever, "none": NoRetriever},
     "cluster": {"local": Local},
     "sampler": {"torch": TorchSampling},
 }
-"""The sections whose `name` picks a dataclass. (`reward` composites come with the reward models.)"""
+"""The sections whose `name` picks a dataclass; `*` stands for any part of a key."""
+
+
+def choices(key: str) -> Mapping[str, type] | None:
+    """What a section may be, where its `name` decides."""
+    return next((found for pattern, found in CHOICES.items() if fnmatchcase(key, pattern)), None)

@@ -11,15 +11,19 @@ from pathlib import Path
 
 from spaniel.config import dump
 from spaniel.errors import Interrupted
+from spaniel.files import write_atomically
 from spaniel.launch import RLRun, build_rl
+from spaniel.launch_reward import RewardRun, build_reward
 from spaniel.launch_sft import SFTRun, build_sft
 from spaniel.recipe import RLRecipe, SFTRecipe
+from spaniel.recipe_reward import RewardRecipe
 from spaniel.track.base import Tracker, Trackers
 from spaniel.track.console import ConsoleTracker
 from spaniel.track.jsonl import JsonlTracker
 from spaniel.track.rollouts import write_rollouts
 from spaniel.train.evaluate import evaluate
 from spaniel.train.record import record
+from spaniel.train.reward_model import evaluate_rankings, fit
 from spaniel.train.rl import State, train
 from spaniel.train.run_folder import RunFolder, latest_checkpoint, read_state, refuse
 from spaniel.train.sft import teach
@@ -176,3 +180,48 @@ def _sft_steps(run: SFTRun, start: int, folder: RunFolder, trackers: Trackers) -
     when = due(recipe.eval_every, recipe.save_every, recipe.steps)
     for done in teach(run.policy, run.stream, run.validation, start, recipe.steps, save, when):
         trackers.log(done.metrics)
+
+
+def run_reward(recipe: RewardRecipe, *, resume: bool = False, say: Say = print) -> Outcome:
+    """Train a reward model; evaluate the finished one on the recipe's test sets (`evaluation.json`)."""
+    refuse(recipe.out, dump(recipe), resume)
+    checkpoint, saved = _checkpoint(recipe.out, resume)
+    run = build_reward(recipe, checkpoint)
+    folder = RunFolder.open(recipe.out, dump(recipe), resume=resume)
+    excluded = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in run.loaded.excluded.items())
+    say(f"{len(run.loaded.items)} rankings, {run.loaded.pairs} pairs; left out: {excluded or 'none'}")
+    say(f"{'resuming at step ' + str(saved['step']) if checkpoint else 'starting'}; files are in {folder.path}")
+    trackers = _trackers(recipe.track, folder, recipe.steps, saved["step"], say)
+    with _closing(folder, trackers):
+        _reward_steps(run, saved["step"], folder, trackers)
+        _test(run, folder)
+    return _outcome(folder)
+
+
+def _reward_steps(run: RewardRun, start: int, folder: RunFolder, trackers: Trackers) -> None:
+    recipe = run.recipe
+
+    def save(step: int) -> None:
+        folder.save(step, {}, run.write)
+
+    def validate() -> Metrics:
+        return evaluate_rankings(run.learner, run.validation) if run.validation else {}
+
+    if start == 0:
+        trackers.log({"step": 0.0, **validate()})
+    when = due(recipe.eval_every, recipe.save_every, recipe.steps)
+    for done in fit(run.training, start, recipe.steps, save, validate, when):
+        trackers.log(done.metrics)
+
+
+def _test(run: RewardRun, folder: RunFolder) -> None:
+    """What the finished model, offset and scale included, makes of the test sets."""
+    run.normalise()
+    found = {
+        name: evaluate_rankings(run.learner, loaded.items, "test")
+        | {f"test/excluded/{kind}": float(count) for kind, count in loaded.excluded.items()}
+        for name, loaded in run.tests.items()
+    }
+    if run.validation:
+        found = {"validation": evaluate_rankings(run.learner, run.validation, "test"), **found}
+    write_atomically(folder.path / "evaluation.json", json.dumps(found, indent=1) + "\n")

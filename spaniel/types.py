@@ -1,6 +1,7 @@
 """The nouns of Spaniel, in the order in which data flows through them.
 
     Prompt -> Observed, Sampled -> Rollout -> Score | Batch -> Targets
+    Ranking (what people, or a labeler, think of several responses)
 
 Shape letters: B rows, T token positions. Every per-token field is aligned with the token itself:
 `x[b, t]` is about `tokens[b, t]`. Padding is on the right, always. No mask is stored in a rollout: a
@@ -140,6 +141,33 @@ class Rollout:
         return sum(len(span.tokens) for span in self.sampled)
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """K responses to one prompt, ordered by people (or by a labeler)."""
+
+    id: str
+    messages: tuple[Message, ...]
+    """The prompt; empty where the responses are judged by themselves."""
+    responses: tuple[str, ...]
+    ranks: tuple[int, ...]
+    """The rank of each response, 0 for the best; equal ranks are ties."""
+    scores: tuple[float, ...] | None = None
+    """What each response was given, where the ranking comes from scores."""
+    weight: float = 1.0
+    margin: float = 0.0
+    """By how much the winner's reward is to exceed the loser's."""
+    ceiling: float | None = None
+    """The best possible expected accuracy on its pairs, where the labeler is known."""
+    source: str = ""
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """(winner, loser) for each pair that is not tied: along the order, i = 0.., j = i+1..; at most K(K-1)/2."""
+        order = sorted(range(len(self.ranks)), key=lambda i: self.ranks[i])
+        every = ((order[i], order[j]) for i in range(len(order)) for j in range(i + 1, len(order)))
+        return tuple((a, b) for a, b in every if self.ranks[a] < self.ranks[b])
+
+
 class _Rows:
     """Tensors whose first dimension is B (or None): the common part of `Batch` and `Targets`."""
 
@@ -191,6 +219,33 @@ class Targets(_Rows):
     ref_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     """The learner's own log-probabilities before the update; None: those of the sampler are used."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Rankings as tensors: one row a response, the rows of a ranking together."""
+
+    tokens: Tensor
+    """i64[B, T]: prompt, response and end token, right-padded."""
+    lengths: Tensor
+    """i64[B]"""
+    rankings: Tensor
+    """i64[B]: number of the row's ranking."""
+    ranks: Tensor
+    """i64[B]: the row's place in it, 0 best."""
+    margins: Tensor
+    """f32[B]: the margin of its pairs."""
+    weights: Tensor
+    """f32[B, n]: the ranking's share of each head's loss over the whole update; 0 where the head does not see it."""
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    def take(self, rows: Tensor) -> Ranked:
+        """Only `rows` (i64[m]), in that order, as wide as the longest of them."""
+        width = int(self.lengths[rows].max())
+        taken = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
+        return Ranked(**taken | {"tokens": taken["tokens"][:, :width]})
 
 
 @dataclass(frozen=True)

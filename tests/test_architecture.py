@@ -25,13 +25,15 @@ LAYERS = [
     {"rewards", "rollout", "workers"},
     {"train"},
     {"recipe"},
+    {"recipe_reward"},
     {"config"},
-    {"launch", "launch_sft"},
-    {"run", "examine"},
+    {"launch", "launch_sft", "launch_reward"},
+    {"run", "examine", "samples"},
     {"cli"},
 ]
 SAME_LAYER = {
     ("envs/search.py", "spaniel.retrieval.base"): "the search environment asks a retriever: any, so only the seam",
+    ("launch.py", "spaniel.launch_reward"): "a reward model is a reward like any other",
     ("launch_sft.py", "spaniel.launch"): "both write a policy's folder in the same way",
 }
 CONFINED = {
@@ -40,6 +42,7 @@ CONFINED = {
     "transformers": {"models/hf.py", "data/template.py"},
     "tokenizers": {"data/tokenizer.py"},
     "tantivy": {"retrieval/bm25.py"},
+    "matplotlib": {"track/plots.py"},
     "torch.distributed": {"workers/", "cluster/"},
 }
 FORBIDDEN_NAMES = re.compile(r"(utils?|helpers?|managers?|misc|common)(\.py)?$")

@@ -1,4 +1,4 @@
-"""Rollouts -> Batch: the only place where token ids become tensors."""
+"""Rollouts -> Batch, rankings -> Ranked: the only place where token ids become tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from spaniel.types import Batch, Rollout, Sampled, Score, Stop
+from spaniel.data.preferences import Rendered
+from spaniel.types import Batch, Ranked, Rollout, Sampled, Score, Stop
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int = 0) -> Batch:
@@ -52,3 +53,30 @@ def _fill(rollout: Rollout, tokens: np.ndarray, actions: np.ndarray, logprobs: n
         at = end
     if last >= 0 and isinstance(rollout.score, Score):
         rewards[last] += rollout.score.value
+
+
+def collate_rankings(items: Sequence[Rendered], weights: torch.Tensor, pad_id: int = 0) -> Ranked:
+    """One row a response, the rows of a ranking one after the other.
+
+    `weights` f32[R, n] is each ranking's share of the loss of each of n heads (0: the head does not see it).
+    """
+    if not items:
+        raise ValueError("collate_rankings: no rankings")
+    sequences = [ids for item in items for ids in item.tokens]
+    owner = torch.tensor([number for number, item in enumerate(items) for _ in item.tokens], dtype=torch.int64)
+    return Ranked(
+        tokens=padded(sequences, pad_id),
+        lengths=torch.tensor([len(ids) for ids in sequences], dtype=torch.int64),
+        rankings=owner,
+        ranks=torch.tensor([rank for item in items for rank in item.ranking.ranks], dtype=torch.int64),
+        margins=torch.tensor([item.ranking.margin for item in items], dtype=torch.float32)[owner],
+        weights=weights.float()[owner],
+    )
+
+
+def padded(sequences: Sequence[Sequence[int]], pad_id: int = 0) -> torch.Tensor:
+    """i64[B, T] of sequences of ids, padded on the right to the longest."""
+    out = np.full((len(sequences), max(map(len, sequences))), pad_id, dtype=np.int64)
+    for row, ids in enumerate(sequences):
+        out[row, : len(ids)] = ids
+    return torch.from_numpy(out)

@@ -53,6 +53,17 @@ class Template:
             raise BadInput(f"tokenizer {self.name}: renders {list(messages)!r} to no token at all")
         return tuple(ids)
 
+    def judged(self, messages: Sequence[Message], response: str) -> tuple[int, ...]:
+        """Ids of a prompt, a response and the end token: what a reward model reads in training, evaluation and RL.
+
+        They are those that the policy itself would have written after this prompt. Without messages the response
+        stands alone.
+        """
+        before = self.render(messages) if messages else tuple(self.tokenizer("")["input_ids"])
+        if before and before[-1] in self.eos_ids and not messages:
+            before = before[:-1]  # a tokenizer that closes every text
+        return (*before, *self.encode(response), self.eos_id)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of plain text that the world appends. Names of special tokens in it are text, not control."""
         found = self._encoded.get(text)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from spaniel.errors import BadInput
 from spaniel.models.hf import config_of, load_backbone, save_model
 from spaniel.models.logprobs import values_for
+from spaniel.models.reward import is_reward_model, load_reward_model
 
 _HEAD_FILE = "value_head.safetensors"
 
@@ -39,8 +40,17 @@ class ValueModel(nn.Module):
 
 
 def new_value_model(folder: str | Path) -> ValueModel:
-    """A value model with a fresh head on the backbone in `folder`."""
-    return ValueModel(load_backbone(folder)).eval()
+    """A value model on the backbone in `folder`: with a fresh head, or, where the folder holds a reward model, with
+    that one's (the mean of its heads, less their offset, over their scale), as in InstructGPT."""
+    if not is_reward_model(folder):
+        return ValueModel(load_backbone(folder)).eval()
+    judge = load_reward_model(folder)
+    model = ValueModel(judge.backbone)
+    weight, bias = judge.as_one_unit()
+    with torch.no_grad():
+        model.head.weight.copy_(weight)
+        model.head.bias.copy_(bias)
+    return model.eval()
 
 
 def save_value_model(model: nn.Module, folder: Path) -> None:

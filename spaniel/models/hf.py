@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging
 
@@ -72,17 +79,50 @@ def load_backbone(folder: str | Path) -> nn.Module:
     return _load(AutoModel, folder)
 
 
+def load_classifier(
+    folder: str | Path, *, heads: int | None = None, layers: int | None = None
+) -> tuple[nn.Module, list[str]]:
+    """A sequence-classification network with one linear unit a head (`heads` None: those that the folder has), and
+    the names of its weights that the folder does not hold. `layers` keeps only the first so many layers."""
+    path = _checked(folder)
+    changes: dict[str, Any] = {"num_labels": heads} if heads else {}
+    if layers is not None:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise BadInput(f"model.layers: {layers}; expected 1 to {config.num_hidden_layers}, the layers of {path}")
+        changes["num_hidden_layers"] = layers
+        if getattr(config, "layer_types", None):
+            changes["layer_types"] = config.layer_types[:layers]
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # a new head and layers left out are what was asked for; a missing one is checked
+    try:
+        network, info = _loaded(AutoModelForSequenceClassification, path, output_loading_info=True, **changes)
+    finally:
+        logging.set_verbosity(level)
+    if not isinstance(getattr(network, "score", None), nn.Linear):
+        raise BadInput(f"model folder {path}: {type(network).__name__} has no linear unit `score` on its last token; "
+                       "expected a decoder such as Llama, Qwen, Gemma or Mistral")  # fmt: skip
+    return network.eval(), sorted(info["missing_keys"])
+
+
 def _load(loader: Any, folder: str | Path) -> nn.Module:
+    return _loaded(loader, _checked(folder)).eval()
+
+
+def _checked(folder: str | Path) -> Path:
     path = Path(folder)
     if not path.is_dir():
         raise BadInput(f"model folder {path}: not found; expected a Hugging Face folder with config.json and weights")
     if not (path / "config.json").is_file():
         raise BadInput(f"model folder {path}: holds no config.json; expected a Hugging Face folder")
+    return path
+
+
+def _loaded(loader: Any, path: Path, **more: Any) -> Any:
     try:
-        model = loader.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+        return loader.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **more)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise BadInput(f"model folder {path}: cannot be loaded: {error}") from error
-    return model.eval()
 
 
 def save_model(model: nn.Module, folder: str | Path) -> None:
@@ -93,6 +133,16 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
 def config_of(model: nn.Module) -> Any:
     """The model's Hugging Face config."""
     return model.config
+
+
+def load_config(folder: str | Path) -> Any:
+    """The config of a Hugging Face `folder`, without its weights."""
+    return AutoConfig.from_pretrained(_checked(folder), local_files_only=True, trust_remote_code=False)
+
+
+def vocabulary(model: Any) -> int:
+    """The number of ids that a model, or the model of a config, can read."""
+    return int(getattr(model, "config", model).vocab_size)
 
 
 def context_length(model: nn.Module) -> int | None:

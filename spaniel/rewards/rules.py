@@ -9,7 +9,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -166,14 +166,19 @@ class ExactMatchFormat:
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """A user's function of the prompt and the policy's own text."""
+    """A user's function of the prompt and the policy's own text: a number, or a mapping with `score` and other named
+    numbers, which are logged."""
 
-    function: Callable[[Prompt, str], float]
+    function: Callable[[Prompt, str], float | Mapping[str, float]]
     name: str = "function"
 
     def __call__(self, transcripts: Sequence[Transcript]) -> list[Score | Failure]:
-        values = [self.function(t.rollout.prompt, t.policy_text) for t in transcripts]
-        return [Score(value, {self.name: value}) for value in values]
+        return [self._one(self.function(t.rollout.prompt, t.policy_text)) for t in transcripts]
+
+    def _one(self, found: float | Mapping[str, float]) -> Score:
+        if isinstance(found, Mapping):
+            return Score(found["score"], {n: float(v) for n, v in found.items() if n != "score"})
+        return Score(found, {self.name: found})
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from spaniel.train.gather import gather
 from spaniel.train.metrics import summarise
 from spaniel.types import Metrics, Rollout, Tallies
 from spaniel.workers.frozen import Frozen
-from spaniel.workers.learner import Learner
+from spaniel.workers.learner import Beside, Learner
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Parts:
     budget: Budget
     sampling: Sampling
     seed: int
+    ptx: Callable[[int], Beside | None] = lambda step: None
+    """The demonstrations that go beside the updates of a step."""
     critic_warmup: int = 0
     """Steps at the start in which only the critic learns."""
     max_failure_share: float = 0.5
@@ -107,7 +109,9 @@ def train(
         learned: Tallies = {}
         if step >= p.critic_warmup:
             with clock.stage("update_actor"):
-                learned |= p.policy.scatter(Learner.learn, batch, targets, p.algorithm.policy_loss, "actor")
+                learned |= p.policy.scatter(
+                    Learner.learn, batch, targets, p.algorithm.policy_loss, "actor", p.ptx(step)
+                )
         if p.critic:
             with clock.stage("update_critic"):
                 learned |= p.critic.scatter(Learner.learn, batch, targets, p.algorithm.value_loss, "critic")

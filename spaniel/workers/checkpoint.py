@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from spaniel.errors import BadInput
-from spaniel.workers.learner import Learner
 
 
-def save_learner(learner: Learner, folder: Path, name: str, write_model: Callable[[nn.Module, Path], None]) -> None:
+class Learns(Protocol):
+    """What a checkpoint needs of a learner."""
+
+    model: Any
+
+    def state(self) -> Any: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+def save_learner(learner: Learns, folder: Path, name: str, write_model: Callable[[nn.Module, Path], None]) -> None:
     """Write `folder/name/` (the model) and `folder/name.optimizer.pt` (moments and update count)."""
     write_model(learner.model, folder / name)
     torch.save(learner.state(), folder / f"{name}.optimizer.pt")
 
 
-def load_optimizer(learner: Learner, folder: Path, name: str) -> None:
+def load_optimizer(learner: Learns, folder: Path, name: str) -> None:
     """Give a learner, whose model came from `folder/name/`, the optimizer state saved with it."""
     path = folder / f"{name}.optimizer.pt"
     if not path.is_file():

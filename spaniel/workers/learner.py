@@ -40,6 +40,21 @@ class Learning:
         return self.epochs * (math.ceil(rows / self.minibatch_rows) if self.minibatch_rows else 1)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A second loss of every update: `coef` times `loss` on the next `rows` rows of `batch` (PPO-ptx; Ouyang et al.
+    2022, arXiv:2203.02155, equation 2)."""
+
+    batch: Batch
+    loss: Loss
+    coef: float
+    rows: int
+
+    def of(self, update: int) -> Tensor:
+        """The rows, i64[rows], of update number `update` (from 0) of the step."""
+        return (torch.arange(self.rows) + update * self.rows) % len(self.batch)
+
+
 def policy_forward(model: nn.Module, batch: Batch, temperature: float, entropy: bool = True) -> tuple[Tensor, Tensor]:
     """What a policy loss gets: log-probabilities and entropies under the sampling temperature."""
     return policy_outputs(model, batch.tokens, batch.actions, temperature, entropy=entropy)
@@ -69,38 +84,53 @@ class Learner:
         """The first output (log-probabilities or values), f32[B, T], before any update."""
         return infer(self.model, self.outputs, batch, self.learning.micro_tokens)
 
-    def learn(self, batch: Batch, targets: Targets, loss: Loss, name: str) -> Tallies:
-        """All optimizer steps of one batch. `name` prefixes the learner's own metrics (`actor`, `critic`)."""
+    def learn(self, batch: Batch, targets: Targets, loss: Loss, name: str, beside: Beside | None = None) -> Tallies:
+        """All optimizer steps of one batch. `name` prefixes the learner's own metrics (`actor`, `critic`); `beside`
+        is a second loss that every one of them learns too."""
         tallies: list[Tallies] = []
         usable = batch.actions.any(dim=1).nonzero().flatten()
         if not len(usable):
             return {f"{name}/skipped_updates": Tally(1, 1)}
-        size = self.learning.minibatch_rows or len(usable)
+        size, update = self.learning.minibatch_rows or len(usable), 0
         for epoch in range(1, self.learning.epochs + 1):
             done = len(tallies)
             # The order is a function of the seed and the update count, so it needs no state of its own.
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.stepper.updates)
             order = usable[torch.randperm(len(usable), generator=generator)]
             for start in range(0, len(order), size):
-                tallies.append(self._update(batch, targets, order[start : start + size], loss, name))
+                rows = order[start : start + size]
+                tallies.append(self._update(batch, targets, rows, loss, name, beside, update))
+                update += 1
             if self.learning.epochs > 1 and (moved := add_tallies(tallies[done:]).get(f"{name}/ppo_kl")):
                 tallies.append({f"{name}/ppo_kl/epoch_{epoch}": moved})
         return add_tallies(tallies)
 
-    def _update(self, batch: Batch, targets: Targets, rows: Tensor, loss: Loss, name: str) -> Tallies:
-        counts = Counts(actions=int(batch.actions[rows].sum()), sequences=len(rows))
+    def _update(
+        self, batch: Batch, targets: Targets, rows: Tensor, loss: Loss, name: str, beside: Beside | None, number: int
+    ) -> Tallies:
         self.stepper.clear()
+        stats, value = self._backward(batch, targets, rows, loss, 1.0)
+        stats[f"{name}/loss"] = Tally(value, 1)
+        if beside is not None:
+            nothing = Targets(advantages=torch.zeros_like(beside.batch.logprobs))
+            _, extra = self._backward(beside.batch, nothing, beside.of(number), beside.loss, beside.coef)
+            stats[f"{name}/ptx_loss"] = Tally(extra, 1)
+            value += beside.coef * extra
+        return stats | self.stepper.step(name, value)
+
+    def _backward(self, batch: Batch, targets: Targets, rows: Tensor, loss: Loss, coef: float) -> tuple[Tallies, float]:
+        """Add `coef` times the gradient of the loss of `rows`, micro-batch by micro-batch; its tallies and value."""
+        counts = Counts(actions=int(batch.actions[rows].sum()), sequences=len(rows))
         parts: list[Tallies] = []
+        value = 0.0
         for micro, width in micro_batches(batch.lengths, rows, self.learning.micro_tokens):
             piece = batch.take(micro, width)
             share, stats = loss(*self.outputs(self.model, piece), piece, targets.take(micro, width), counts)
-            share.backward()
-            parts.append(stats | {f"{name}/loss": Tally(share.item(), 0)})
-        stats = add_tallies(parts)
-        # The shares are already divided by the global counts: their sum is the loss of this one update.
-        loss_value = stats[f"{name}/loss"].total
-        stats[f"{name}/loss"] = Tally(loss_value, 1)
-        return stats | self.stepper.step(name, loss_value)
+            (coef * share).backward()
+            parts.append(stats)
+            # The shares are already divided by the global counts: their sum is the loss of this one update.
+            value += share.item()
+        return add_tallies(parts), value
 
     def weights(self) -> Mapping[str, Tensor]:
         """The current weights by name (shared memory, not a copy)."""
