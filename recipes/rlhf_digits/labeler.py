@@ -9,7 +9,7 @@ import math
 import random
 import re
 
-KAPPA = 3.0
+KAPPA = 2.5
 """The labeler chooses the first of two responses with probability sigmoid(KAPPA * difference of their gold scores)."""
 RIGHT = 1.0
 LIKED = "789"

@@ -78,16 +78,19 @@ def scored(model: Judging, texts: Sequence[tuple[Sequence[Message], str]]) -> li
 class Measured:
     """`reward`, with the value of `gold` beside it in the parts (`gold`, `gold/<part>`): measured, never learned from.
 
-    Where the gold scorer fails, the part is missing; the rollout keeps its score.
+    Where the gold scorer fails, its value is missing and `gold_failed` is 1; the rollout keeps its score.
     """
 
     reward: Callable[[Sequence[Transcript]], list[Score | Failure]]
     gold: Callable[[Sequence[Transcript]], list[Score | Failure]]
 
     def __call__(self, transcripts: Sequence[Transcript]) -> list[Score | Failure]:
-        return [
-            Score(score.value, {**score.parts, "gold": gold.value, **{f"gold/{n}": v for n, v in gold.parts.items()}})
-            if isinstance(score, Score) and isinstance(gold, Score)
-            else score
-            for score, gold in zip(self.reward(transcripts), self.gold(transcripts), strict=True)
-        ]
+        pairs = zip(self.reward(transcripts), self.gold(transcripts), strict=True)
+        return [_beside(score, gold) if isinstance(score, Score) else score for score, gold in pairs]
+
+
+def _beside(score: Score, gold: Score | Failure) -> Score:
+    if isinstance(gold, Failure):
+        return Score(score.value, {**score.parts, "gold_failed": 1.0})
+    named = {f"gold/{name}": value for name, value in gold.parts.items()}
+    return Score(score.value, {**score.parts, "gold": gold.value, "gold_failed": 0.0, **named})

@@ -10,6 +10,7 @@ MEANING = {
     "nonfinite": "names of this line's numbers that were NaN or inf (written as null)",
     "critic/score/*": "the reward's value of a rollout: mean, max, min over the judged rollouts of the step",
     "reward/gold": "the gold scorer's value: measured, never learned from",
+    "reward/gold_failed": "share of rollouts that the gold scorer failed to score (they keep their reward)",
     "reward/model": "the reward model's combined, normalised score",
     "reward/*": "mean of a named part of the reward (exact_match, f1, answered, ...)",
     "critic/rewards/*": "score less the KL penalty where it is in the reward, summed over a rollout",

@@ -74,19 +74,22 @@ def window_of(count: int) -> int:
     return max(3, count // 12 | 1)
 
 
-def judge(points: Sequence[Point], significance: float = 4.0) -> Verdict | None:
+def judge(points: Sequence[Point], significance: float = 5.0) -> Verdict | None:
     """Whether, and where, the gold score turned down; None for a run without gold scores.
 
     The turn is the peak of the smoothed gold score. It counts as over-optimisation where the last smoothed value lies
     more than `significance` standard errors below it (the noise is that of the values about their own smooth line).
+    Only means over a whole window are compared: those at the ends of the line are over fewer values, and noisier.
     """
     gold = [p.gold for p in points if p.gold is not None]
-    if len(gold) < len(points) or not points:
-        return None
     window = window_of(len(points))
+    if len(gold) < len(points) or len(points) < window:
+        return None
     smooth, proxy = smoothed(gold, window), smoothed([p.proxy for p in points], window)
-    peak = max(range(len(smooth)), key=lambda i: smooth[i])
+    half = window // 2
+    end = len(points) - 1 - half
+    peak = max(range(half, end + 1), key=lambda i: smooth[i])
     residual = sum((g - s) ** 2 for g, s in zip(gold, smooth, strict=True)) / max(1, len(gold) - len(gold) / window)
     noise = math.sqrt(residual / window)
-    fell = smooth[-1] < smooth[peak] - significance * noise
-    return Verdict(points[peak] if fell else None, smooth[peak], smooth[-1], noise, proxy[-1] - proxy[peak])
+    fell = smooth[end] < smooth[peak] - significance * noise
+    return Verdict(points[peak] if fell else None, smooth[peak], smooth[end], noise, proxy[end] - proxy[peak])
