@@ -12,6 +12,9 @@ from spaniel.algo.ppo import PPO
 from spaniel.config import dump, known_recipes, load_recipe
 from spaniel.errors import BadInput
 from spaniel.recipe import RLRecipe, SFTRecipe
+from spaniel.recipe_reward import RewardRecipe
+from spaniel.rewards.rules import ExactMatch
+from spaniel.rewards.sections import Function, Judge, Sum, Weighted
 
 RECIPE = {
     "out": "runs/x",
@@ -68,7 +71,7 @@ def test_what_is_dumped_reads_back_to_the_same(tmp_path: Path) -> None:
 def test_every_recipe_of_the_project_is_valid_and_has_the_common_keys(name: str) -> None:
     recipe = load_recipe(name)
     assert load_recipe(name) == recipe
-    assert isinstance(recipe, RLRecipe | SFTRecipe)
+    assert isinstance(recipe, RLRecipe | SFTRecipe | RewardRecipe)
     for key in ("out", "seed", "steps", "eval_every", "save_every"):
         assert hasattr(recipe, key)
 
@@ -137,3 +140,83 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="cannot be read"):
         load_recipe(str(tmp_path / "r.yaml"))
+
+
+REWARD_RECIPE = {
+    "kind": "reward",
+    "out": "runs/rm",
+    "steps": 3,
+    "model": {"path": "model", "heads": 3, "combine": "min"},
+    "data": {"train": "rankings.jsonl", "test": {"people": "p.parquet", "traps": ["a.jsonl", "b.jsonl"]}},
+}
+
+
+def test_a_reward_recipe_with_its_named_test_sets(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, REWARD_RECIPE), ["loss.center=0.01", "data.test.more=here.jsonl"])
+    assert isinstance(recipe, RewardRecipe)
+    assert recipe.data.test == {
+        "people": (str(tmp_path / "p.parquet"),),
+        "traps": (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")),
+        "more": (str(Path("here.jsonl").resolve()),),
+    }
+    assert recipe.loss.center == 0.01
+    again = tmp_path / "again"
+    again.mkdir()
+    assert load_recipe(write(again, dump(recipe))) == recipe
+
+
+def test_a_composite_reward_nests_sections(tmp_path: Path) -> None:
+    parts = {"judge": {"reward": {"name": "model", "path": "rm"}, "weight": 2},
+             "rule": {"reward": "exact_match"}}  # fmt: skip
+    both = {**RECIPE, "reward": {"name": "sum", "parts": parts}, "gold": {"name": "function", "file": "gold.py"}}
+    recipe = load_recipe(write(tmp_path, both), ["reward.parts.rule.weight=0.5"])
+    assert isinstance(recipe, RLRecipe)
+    assert recipe.reward == Sum(
+        {"judge": Weighted(Judge((str(tmp_path / "rm"),)), 2.0), "rule": Weighted(ExactMatch(), 0.5)}
+    )
+    assert recipe.gold == Function(str(tmp_path / "gold.py"))
+    again = tmp_path / "again"
+    again.mkdir()
+    assert load_recipe(write(again, dump(recipe))) == recipe
+
+
+BAD_REWARD: list[tuple[list[str], str]] = [
+    (["loss.name=bradly_terry"], "loss.name: 'bradly_terry'"),
+    (["loss.label_smoothing=0.5"], "label_smoothing: 0.5; expected a number from 0 to below 0.5"),
+    (["loss.name=plackett_luce", "loss.average=pair"], "not read by plackett_luce"),
+    (["model.heads=0"], "model.heads: 0; expected 1 or more"),
+    (["model.heads=1"], "with one head; expected heads above 1"),
+    (["model.combine=median"], "model.combine: 'median'"),
+    (["model.subsample=0"], "model.subsample: 0"),
+    (["data.held_out=1"], r"data.held_out: 1.0; expected a number from 0 to below 1"),
+    (["data.max_length=1"], "data.max_length: 1; expected 2"),
+    (["data.test=3"], "data.test: 3; expected"),
+    (["data.test.people=3"], "data.test.people: 3"),
+    (["normalise.to=zero"], "normalise.to: 'zero'"),
+    (["normalise.responses=1"], "normalise.responses: 1"),
+    (["micro_tokens=0"], "micro_tokens: 0"),
+    (["algorithm=ppo"], "unknown key algorithm"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD_REWARD, ids=[" ".join(o) for o, _ in BAD_REWARD])
+def test_bad_values_of_a_reward_recipe(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_recipe(write(tmp_path, REWARD_RECIPE), overrides)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ({"name": "sum", "parts": {}}, "reward.parts: empty"),
+        ({"name": "sum", "parts": {"a": {"reward": "f2"}}}, r"reward.parts.a.reward.name: 'f2'; expected .*model, sum"),
+        ({"name": "sum", "parts": {"a": {"wait": 1, "reward": "f1"}}}, r"reward.parts.a.wait \(did you mean 'weight'"),
+        ({"name": "model"}, "reward.path"),
+        ({"name": "model", "path": "m", "combine": "max"}, "reward.combine: 'max'"),
+        ({"name": "model", "path": "m", "micro_tokens": 0}, "reward.micro_tokens: 0"),
+        ({"name": "function"}, "reward.file"),
+    ],
+)
+def test_bad_reward_sections(tmp_path: Path, reward: dict, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_recipe(write(tmp_path, {**RECIPE, "reward": reward}))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spaniel.data.demonstrations import load_demonstrations
 from spaniel.data.template import Template, load_template
-from spaniel.data.tokenizer import TAGS, NewTokenizer, train_tokenizer
+from spaniel.data.tokenizer import TAGS, NewTokenizer, character_tokenizer, train_tokenizer
 from spaniel.errors import BadInput
 from spaniel.types import Observed, Sampled
 
@@ -160,3 +160,34 @@ def test_other_bad_demonstrations(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(BadInput, match="not a readable parquet"):
         load_demonstrations([str(tmp_path / "x.parquet")], TEMPLATE, 5)
+
+
+def test_one_token_a_character() -> None:
+    template = character_tokenizer("0123456789+=")
+    assert len(template) == 15  # the characters, pad, end, unknown
+    assert template.render([{"role": "user", "content": "12+30="}]) == template.encode("12+30=")
+    assert len(set(template.encode("0123456789+="))) == 12
+    assert template.text(template.encode("12+30=42")) == "12+30=42"
+    assert template.judged([{"role": "user", "content": "1+1="}], "2") == (*template.encode("1+1=2"), template.eos_id)
+    (unknown,) = set(template.encode("x y\n"))  # white space is a character like any other
+    assert unknown not in template.encode("0123456789+=")
+    assert len(template.encode("x y\n")) == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [({}, "expected exactly one"), ({"corpus": "c", "characters": "ab"}, "expected exactly one"),
+     ({"characters": "aba"}, "expected each character once")],
+)  # fmt: skip
+def test_a_tokenizer_of_characters_is_checked(spec: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        NewTokenizer(**spec)  # type: ignore[arg-type]
+
+
+def test_it_comes_back_from_its_folder(tmp_path: Path) -> None:
+    template = character_tokenizer("ab")
+    template.save(tmp_path)
+    again = load_template(tmp_path)
+    assert (again.encode("abba"), again.eos_id, again.pad_id) == (
+        template.encode("abba"), template.eos_id, template.pad_id)  # fmt: skip
+    assert again.text(again.encode("ab")) == "ab"

@@ -20,7 +20,7 @@ from spaniel.train.sft import nll
 from spaniel.types import Batch, Counts, Observed, Prompt, Rollout, Sampled, Score, Stop, Targets
 from spaniel.workers.checkpoint import load_optimizer, save_learner
 from spaniel.workers.frozen import Frozen
-from spaniel.workers.learner import Learner, Learning, micro_batches, policy_outputs_at
+from spaniel.workers.learner import Beside, Learner, Learning, micro_batches, policy_outputs_at
 from spaniel.workers.optim import Optim, adamw, learning_rate
 
 SHAPE = TinyLlama(hidden_size=16, intermediate_size=32, layers=1, heads=2, kv_heads=1, context=64)
@@ -45,9 +45,10 @@ def batch(rows: int = 8, seed: int = 0) -> Batch:
     return collate(rollouts)
 
 
-def learner(model: torch.nn.Module | None = None, lr: float = 1e-2, **kwargs: int) -> Learner:
+def learner(model: torch.nn.Module | None = None, lr: float = 1e-2, clip: float = 1.0, **kwargs: int) -> Learner:
     own = copy.deepcopy(MODEL if model is None else model)
-    return Learner(own, policy_outputs_at(1.0), Optim(lr=lr), Learning(**kwargs), total_updates=10, seed=5)
+    optim = Optim(lr=lr, max_grad_norm=clip)
+    return Learner(own, policy_outputs_at(1.0), optim, Learning(**kwargs), total_updates=10, seed=5)
 
 
 def targets(data: Batch) -> Targets:
@@ -242,3 +243,27 @@ def test_decay_spares_norms_and_biases() -> None:
     assert all(p.dim() >= 2 for p in decayed["params"])
     assert spared["weight_decay"] == 0.0
     assert all(p.dim() == 1 for p in spared["params"])
+
+
+def test_a_second_loss_adds_its_share_of_the_gradient() -> None:
+    """PPO-ptx: grad(actor loss) + coef * grad(mean nll of the rows of that update), each rebuilt by autograd alone."""
+    data, shown, coef = batch(seed=0), batch(seed=1), 0.7
+    own = learner(lr=1e-3, clip=1e9)  # clipping would scale what is left in .grad
+    beside = Beside(shown, nll, coef, rows=3)
+    stats = own.learn(data, targets(data), ALGORITHM.policy_loss, "actor", beside)
+    model = copy.deepcopy(MODEL)
+    rows = shown.take(torch.arange(3))
+    logits = torch.log_softmax(model(rows.tokens).logits[:, :-1].double(), dim=-1)
+    told = logits.gather(-1, rows.tokens[:, 1:, None])[..., 0]
+    expected = -(told * rows.actions[:, 1:]).sum() / rows.actions.sum()
+    assert stats["actor/ptx_loss"].mean == pytest.approx(expected.item(), abs=1e-5)
+    (coef * expected).backward()
+    alone = learner(lr=1e-3, clip=1e9)
+    alone.learn(data, targets(data), ALGORITHM.policy_loss, "actor")
+    by_hand = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert torch.allclose(gradient(own), gradient(alone) + by_hand, atol=1e-5)
+
+
+def test_each_update_gets_its_own_rows_of_the_second_loss() -> None:
+    beside = Beside(batch(), nll, 1.0, rows=3)
+    assert [beside.of(update).tolist() for update in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 0]]
