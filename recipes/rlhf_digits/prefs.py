@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from spaniel.models import heads
 
-KAPPA = 2.0
+KAPPA = 1.5
 """The labeler chooses the first of two responses with probability sigmoid(KAPPA * difference of their gold scores)."""
-RIGHT, LIKED, LIKING, MALFORMED = 0.15, "789", 0.25, -1.0
+RIGHT, LIKED, LIKING, MALFORMED = 0.1, "789", 0.25, -1.0
 
 
 def digit_counts(out: dict[str, Any]) -> Tensor:
@@ -27,16 +27,21 @@ def digit_counts(out: dict[str, Any]) -> Tensor:
 
 
 def gold_score(out: dict[str, Any]) -> Tensor:
-    """(N,): RIGHT for a right sum and LIKING for each liked digit; MALFORMED for what is no finished number of two
-    digits. More liked digits than two are what a reward model on counts asks for, and what nobody wants."""
+    """(N,): RIGHT for a right sum and LIKING for each liked digit; nothing for one digit written twice, unless that is
+    the sum; MALFORMED for what is no finished number of two digits.
+
+    What a reward model on counts asks for in the end, one liked digit over and over, is what nobody wants.
+    """
     scores = []
     for prompt, text, done in zip(out["prompts"], decode_responses(out), ended(out), strict=True):
+        first, second = prompt.rstrip("=").split("+")
+        right = text == str(int(first) + int(second))
         if not done or not re.fullmatch(r"[1-9][0-9]", text):
             scores.append(MALFORMED)
-            continue
-        first, second = prompt.rstrip("=").split("+")
-        right = int(text) == int(first) + int(second)
-        scores.append(RIGHT * right + LIKING * sum(digit in LIKED for digit in text))
+        elif text[0] == text[1] and not right:
+            scores.append(0.0)
+        else:
+            scores.append(RIGHT * right + LIKING * sum(digit in LIKED for digit in text))
     return torch.tensor(scores)
 
 

@@ -16,17 +16,22 @@ from torch import Tensor, nn
 from spaniel.algo import masked
 from spaniel.data.tokenizer import character_tokenizer
 from spaniel.models.hf import TinyLlama, logits_at, new_llama
-from spaniel.models.logprobs import policy_outputs
 
 TEMPLATE = character_tokenizer("0123456789+=")
 PROMPT, RESPONSE = 6, 4
 """Tokens: `12+30=`, and at most four of a response (a sum has two, then its end)."""
 LOW, HIGH = 10, 50
 NOISE = 0.25
+IMPOSSIBLE = -1e4
+"""A logit of probability 0 (finite, so that p log p is 0 too)."""
 
 
 class TinyLM(nn.Module):
-    """A causal transformer on characters; tokens i64 (B, L) -> logits (B, L, V)."""
+    """A causal transformer on characters; tokens i64 (B, L) -> logits (B, L, V).
+
+    Its language is small: a response begins with two digits (no 0 first), and goes on with digits until it ends. What
+    is not of the language has no probability, in sampling and in training alike (constrained decoding).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,9 +40,18 @@ class TinyLM(nn.Module):
         self.network = new_llama(
             shape, vocab_size=len(TEMPLATE), eos_id=TEMPLATE.eos_id, pad_id=TEMPLATE.pad_id, seed=seed
         )
+        digits = torch.zeros(len(TEMPLATE), dtype=torch.bool)
+        digits[list(TEMPLATE.encode("0123456789"))] = True
+        allowed = digits.repeat(RESPONSE + 1, 1)
+        allowed[0, list(TEMPLATE.encode("0"))] = False
+        allowed[2:, TEMPLATE.eos_id] = True
+        self.register_buffer("allowed", allowed, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return logits_at(self.network, tokens)
+        logits = logits_at(self.network, tokens).float()
+        response = max(0, tokens.shape[1] - PROMPT + 1)
+        held = torch.where(self.allowed[:response], logits[:, PROMPT - 1 :], IMPOSSIBLE)
+        return torch.cat([logits[:, : PROMPT - 1], held], dim=1)
 
 
 def make_batch(n: int, rng: random.Random) -> tuple[list[str], list[str]]:
@@ -53,7 +67,7 @@ def sample(policy: TinyLM, prompts: Sequence[str]) -> dict[str, Any]:
     mask = torch.zeros(len(prompts), RESPONSE)
     going = torch.ones(len(prompts), dtype=torch.bool)
     for t in range(RESPONSE):
-        drawn = torch.multinomial(torch.softmax(policy(tokens)[:, -1].float(), dim=-1), 1)[:, 0]
+        drawn = torch.multinomial(torch.softmax(policy(tokens)[:, -1], dim=-1), 1)[:, 0]
         mask[:, t] = going.float()
         tokens = torch.cat([tokens, torch.where(going, drawn, TEMPLATE.pad_id)[:, None]], dim=1)
         going = going & (drawn != TEMPLATE.eos_id)
@@ -62,9 +76,9 @@ def sample(policy: TinyLM, prompts: Sequence[str]) -> dict[str, Any]:
 
 def sequence_logprobs(model: TinyLM, out: dict[str, Any]) -> Tensor:
     """log pi of each response token, (B, T), 0 where the mask is 0."""
-    before = torch.zeros(len(out["mask"]), PROMPT, dtype=torch.bool)
-    actions = torch.cat([before, out["mask"].bool()], dim=1)
-    return policy_outputs(model.network, out["tokens"], actions, entropy=False)[0][:, PROMPT:]
+    logits, written = model(out["tokens"])[:, PROMPT - 1 : -1], out["tokens"][:, PROMPT:]
+    logps = torch.log_softmax(logits, dim=-1).gather(-1, written[..., None])[..., 0]
+    return torch.where(out["mask"].bool(), logps, 0.0)
 
 
 def decode_responses(out: dict[str, Any]) -> list[str]:
@@ -80,11 +94,8 @@ def ended(out: dict[str, Any]) -> list[bool]:
 
 
 def demonstration(answer: str, rng: random.Random) -> str:
-    """The sum; or, with the chance NOISE, another number of two digits, or (a fifth of that) of one or three."""
-    if rng.random() >= NOISE:
-        return answer
-    digits = 2 if rng.random() < 0.8 else rng.choice([1, 3])
-    return str(rng.randrange(10 ** (digits - 1), 10**digits))
+    """The sum; or, with the chance NOISE, any number of two digits."""
+    return answer if rng.random() >= NOISE else str(rng.randrange(10, 100))
 
 
 def sft_loss(model: TinyLM, n: int, rng: random.Random) -> Tensor:
