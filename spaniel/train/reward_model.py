@@ -63,7 +63,7 @@ class Preference:
         if self.average == "ranking":
             pairs = torch.bincount(batch.rankings[winners], minlength=int(batch.rankings.max()) + 1)
             share = share / pairs[batch.rankings[winners]]
-        return held + (share * loss).sum()
+        return held + (share * loss).double().sum().float()  # its last bit does not vary with the place in memory
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,13 +126,17 @@ def whole_rankings(batch: Ranked, micro_tokens: int) -> Iterator[Tensor]:
 
 
 def _diagnostics(scored: Tensor, batch: Ranked) -> Tallies:
-    """Accuracy and margin over pairs, score over responses, of the mean over the heads."""
+    """Accuracy and margin over pairs, score over responses, of the mean over the heads.
+
+    Sums are exact: torch's depend, in the last bit, on where in memory the numbers lie, and a resumed run must say the
+    same as one that was not interrupted.
+    """
     mean = scored.mean(dim=1)
     winners, losers = preference.pairs_of(batch.rankings, batch.ranks)
     hits = agreement.right(mean, winners, losers)
     gap = mean[winners] - mean[losers]
     return {
         "rm/accuracy": Tally(float(hits.sum()), len(hits)),
-        "rm/margin": Tally(float(gap.sum()), len(hits)),
-        "rm/score": Tally(float(mean.sum()), len(mean)),
+        "rm/margin": Tally(math.fsum(gap.tolist()), len(hits)),
+        "rm/score": Tally(math.fsum(mean.tolist()), len(mean)),
     }
