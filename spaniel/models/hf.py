@@ -120,9 +120,23 @@ def _checked(folder: str | Path) -> Path:
 
 def _loaded(loader: Any, path: Path, **more: Any) -> Any:
     try:
-        return loader.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **more)
+        found = loader.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **more
+        )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise BadInput(f"model folder {path}: cannot be loaded: {error}") from error
+    _own_memory(found[0] if isinstance(found, tuple) else found)
+    return found
+
+
+@torch.no_grad()
+def _own_memory(model: nn.Module) -> None:
+    """Copy the weights out of the mapped file, where they lie at any address.
+
+    Products with them would differ in the last bit from run to run, and a resumed run from an uninterrupted one.
+    """
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
 
 
 def save_model(model: nn.Module, folder: str | Path) -> None:
