@@ -14,6 +14,7 @@ from spaniel.errors import BadInput, SpanielError
 if TYPE_CHECKING:
     from spaniel.config import Recipe
     from spaniel.recipe import RLRecipe
+    from spaniel.types import Metrics
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,9 +44,7 @@ def train(recipe: RecipeName, overrides: Overrides = None, resume: Resume = Fals
     outcome = run_rl(loaded, resume=resume)
     _say_files(outcome.folder)
     if outcome.after:
-        before, after = (m.get("val/exact_match", m.get("val/score", 0.0)) for m in (outcome.before, outcome.after))
-        searches = outcome.after.get("val/searches_per_question", 0.0)
-        print(f"exact match before={before:.3f} after={after:.3f} searches/question={searches:.2f}")
+        print(_progress(outcome.before, outcome.after))
 
 
 @app.command()
@@ -239,6 +238,20 @@ def _other_kind(name: str, loaded: Recipe) -> BadInput:
 
 def _say_files(folder: Path) -> None:
     print(f"files: {folder}/metrics.jsonl, {folder}/rollouts/, {folder}/checkpoints/ (recipe: {folder}/recipe.yaml)")
+
+
+def _progress(before: Metrics, after: Metrics) -> str:
+    """The last line of a run: what it was for, before the first step and after the last."""
+    if "val/exact_match" in after:
+        first, last = before.get("val/exact_match", 0.0), after["val/exact_match"]
+        searches = after.get("val/searches_per_question", 0.0)
+        return f"exact match before={first:.3f} after={last:.3f} searches/question={searches:.2f}"
+    named = {"score": "val/score", "gold score": "val/gold"}
+    return "; ".join(
+        f"{said} before={before.get(name, float('nan')):.3f} after={after[name]:.3f}"
+        for said, name in named.items()
+        if name in after
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ import json
 import random
 from pathlib import Path
 
-BELOW, NOISE, COPIES, HELD_OUT = 50, 0.35, 8, 300
+BELOW, NOISE, COPIES, HELD_OUT = 50, 0.35, 32, 300
 
 
 def additions(seed: int) -> list[tuple[str, str]]:

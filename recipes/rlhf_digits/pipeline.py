@@ -17,17 +17,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent
-SAMPLES = 24
-FASTER = ["policy.optim.lr=6.0e-4"]
+SAMPLES = 32
 RUNS = {
     "ppo": [],
-    "beta0": ["algorithm.kl.beta=0", "steps=140", *FASTER],
+    "beta0": ["algorithm.kl.beta=0", "steps=140", "policy.optim.lr=1.0e-3"],
     "adaptive": [
-        "algorithm.kl={place: reward, kind: k1, beta: 0.05, controller: adaptive, target: 1.0, horizon: 2560}",
+        "algorithm.kl={place: reward, kind: k1, beta: 0.05, controller: adaptive, target: 0.7, horizon: 1280}",
         "steps=140",
-        *FASTER,
+        "policy.optim.lr=4.0e-4",
     ],
-    "ptx": ["algorithm.kl.beta=0", "steps=140", "ptx.batch_size=64", *FASTER],
+    "ptx": ["algorithm.kl.beta=0", "steps=140", "ptx.batch_size=64", "policy.optim.lr=6.0e-4"],
 }
 """The runs of PPO, and what each changes in the recipe."""
 

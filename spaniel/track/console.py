@@ -14,6 +14,7 @@ from rich.text import Text
 
 SHOWN = {
     "critic/score/mean": "score",
+    "reward/gold": "gold score",
     "reward/exact_match": "exact match",
     "val/exact_match": "validation exact match",
     "val/searches_per_question": "validation searches/question",
@@ -24,6 +25,10 @@ SHOWN = {
     "actor/entropy": "entropy",
     "sft/nll": "nll",
     "val/nll": "validation nll",
+    "rm/loss": "loss",
+    "rm/accuracy": "accuracy",
+    "val/accuracy": "validation accuracy",
+    "val/ceiling": "best possible",
     "timing_s/step": "seconds a step",
 }
 

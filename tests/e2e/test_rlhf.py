@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,8 @@ def test_ppo_on_the_reward_model_and_its_report(lab: Lab, spaniel: Callable[...,
     out, best = lab.folder / "ppo", lab.folder / "best.json"
     code, said, err = spaniel("train", "rlhf_digits", f"out={out}", *lab.judged, *SMALL_PPO)
     assert code == 0, err
+    assert re.fullmatch(r"score before=-?\d\.\d{3} after=-?\d\.\d{3}; gold score before=.+ after=.+",
+                        said.splitlines()[-1])  # fmt: skip
     rows = [row for row in metrics(out) if "reward/gold" in row]
     assert len(rows) == 3
     assert all({"critic/score/mean", "critic/kl", "reward/gold/correct"} <= row.keys() for row in rows)
