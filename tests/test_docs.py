@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,21 @@ import pytest
 
 from tests.e2e.conftest import PPO_SMALL, SMALL, spaniel  # noqa: F401 - a fixture
 
+RLHF = Path("docs/rlhf.md")
 PAGES = sorted(
     [Path("README.md"), Path("CONTRIBUTING.md"), *Path("docs").glob("*.md"), *Path("recipes").glob("*/README.md")]
 )
 ROOT = Path(__file__).resolve().parent.parent
+RLHF_TEXT = (ROOT / RLHF).read_text()
 
 
-def blocks(language: str) -> list[str]:
-    text = "\n".join(page.read_text() for page in PAGES if page.exists())
+def blocks(language: str, pages: Sequence[Path]) -> list[str]:
+    text = "\n".join(page.read_text() for page in pages if page.exists())
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+def commands(pages: Sequence[Path]) -> list[list[str]]:
+    lines = [line for block in blocks("sh", pages) for line in block.splitlines() if line.strip()]
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -47,8 +50,8 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 
 
 def test_every_python_block_runs() -> None:
-    assert blocks("python")
-    for block in blocks("python"):
+    assert blocks("python", PAGES)
+    for block in blocks("python", PAGES):
         subprocess.run([sys.executable, "-c", block], check=True, timeout=120, capture_output=True)
 
 
@@ -72,7 +75,7 @@ def test_every_command_works(spaniel: Callable[..., Any], tmp_path: Path) -> Non
     assert spaniel("train", "search_tiny_grpo", *SMALL, f"out={tmp_path}/demo")[0] == 0  # what `make demo` leaves
     done = set()
     with running(BM25.from_passages(read_corpus("recipes/search_tiny/corpus.jsonl"))) as url:
-        for program, *arguments in commands():
+        for program, *arguments in commands([page for page in PAGES if page != RLHF]):
             assert program == "spaniel", f"{program} is not tested here"
             done.add(arguments[0])
             if arguments[0] == "serve-retriever":
@@ -98,6 +101,35 @@ def serve(index: str) -> None:
     finally:
         server.terminate()
         server.wait(20)
+
+
+def test_every_command_of_the_rlhf_page_works_in_its_order(
+    spaniel: Callable[..., Any],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they stand, those of Python as well, beside recipes with few steps."""
+    recipes = tmp_path / "recipes"
+    shutil.copytree("recipes/rlhf_digits", recipes / "rlhf_digits")
+    few = {"2500": "20", "1200": "6", "300": "3", "100": "4", "50": "2"}
+    for path in Path("recipes").glob("rlhf_digits*.yaml"):
+        text = re.sub(r"(?<=steps: |every: )\d+", lambda m: few.get(m[0], m[0]), path.read_text())
+        (recipes / path.name).write_text(text.replace("step-002500", "step-000020").replace("001200", "000006"))
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in RLHF_TEXT.splitlines() if re.match(r"(    \.venv/bin/python|spaniel) ", line)]
+    for line in lines:
+        program, *arguments = shlex.split(line, comments=True)
+        if program != "spaniel":
+            if not re.search(r"pipeline|lab\.py", line):  # those take minutes; they have tests of their own
+                subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+            continue
+        arguments = ["steps=4" if word.startswith("steps=") else word for word in arguments]
+        arguments = [word.replace("--n=32", "--n=4").replace("--n=64", "--n=4") for word in arguments]
+        more = {"sample": ["--limit=120"], "best-of-n": ["--limit=20"]}.get(arguments[0], [])
+        code, _, err = spaniel(*arguments, *more)
+        assert code == 0, f"{line}: {err}"
+    assert {line.split()[1] for line in lines} >= {"sft", "sample", "reward", "train", "check", "best-of-n", "report"}
+    assert (tmp_path / "runs/rlhf_digits/beta0/report/over_optimisation.svg").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

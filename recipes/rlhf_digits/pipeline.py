@@ -22,7 +22,7 @@ RUNS = {
     "ppo": [],
     "beta0": ["algorithm.kl.beta=0", "steps=140", "policy.optim.lr=1.0e-3"],
     "adaptive": [
-        "algorithm.kl={place: reward, kind: k1, beta: 0.05, controller: adaptive, target: 0.7, horizon: 1280}",
+        "algorithm.kl={place: reward, kind: k1, beta: 0.05, controller: adaptive, target: 0.7, horizon: 640}",
         "steps=140",
         "policy.optim.lr=4.0e-4",
     ],
@@ -81,7 +81,11 @@ def main(out: Path, seed: int, names: list[str], jobs: int) -> dict:
     ours = reward_model(out, seed)
     best = out / "best_of_n.json"
     spaniel("best-of-n", RECIPES / "rlhf_digits.yaml", *ours, "--n=64", f"--out={best}", makes=best)
-    results: dict = {"seed": seed, "reward_model": lines(out / "reward" / "metrics.jsonl")[-1]}
+    counts = out / "digit_counts.json"
+    do(sys.executable, HERE / "interpretable.py", out / "reward", "--out", counts, makes=counts)
+    results: dict = {"seed": seed, "reward_model": lines(out / "reward" / "metrics.jsonl")[-1],
+                     "digit_counts": json.loads(counts.read_text(encoding="utf-8")),
+                     "best_of_n": json.loads(best.read_text(encoding="utf-8"))}  # fmt: skip
 
     def one(name: str) -> dict:
         run = out / name
