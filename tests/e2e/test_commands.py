@@ -153,7 +153,7 @@ BAD: list[tuple[list[str], str]] = [
     (["sft", "search_tiny_grpo"], "use `spaniel train search_tiny_grpo`"),
     (["eval", "search_tiny_grpo", "data.validation=[]"], "data.validation: missing"),
     (["eval", "search_tiny_grpo", "--step", "3"], "is a recipe, not a run folder"),
-    (["eval", "search_tiny_start"], "is supervised learning"),
+    (["eval", "search_tiny_start"], "trains no policy by reward"),
     (["index", "nowhere.jsonl", "{tmp}/index"], "nowhere.jsonl: file not found"),
     (["serve-retriever", "nowhere.jsonl"], "nowhere.jsonl: file not found"),
     (["serve-retriever", CORPUS, "--port", "99999"], "cannot listen on 127.0.0.1:99999"),
